@@ -1,0 +1,61 @@
+"""Character spans and token positions -> loss mask. The one place where a 1 is written.
+
+Rules (DESIGN section 3): a target token lies wholly inside an emission; one that straddles the start of a span is not trained and
+is counted; `loss_mask[k] == 1` says that token k itself is a target (shifting is `load`'s business).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .example import Span
+from .tokenizers import Ids
+
+Mask = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """One assistant turn's characters and the policy's word on it; `reason` is empty for a trained turn."""
+
+    message: int
+    start: int
+    end: int
+    reason: str = ""
+
+
+def mask_tokens(
+    starts: Ids, ends: Ids, emissions: Sequence[Emission], straddle: str = "exclude"
+) -> tuple[Mask, tuple[Span, ...], int]:
+    """Mark the tokens of the trained emissions.
+
+    Args:
+        starts, ends: int32 `[tokens]`, character offsets of each token, exact around every emission border.
+        emissions: ascending, not overlapping.
+        straddle: `exclude` or `include` a token that begins before an emission and ends in it.
+
+    Returns:
+        uint8 mask `[tokens]`, the span table, and how many tokens straddle a border.
+    """
+    mask: Mask = np.zeros(len(starts), dtype=np.uint8)
+    spans: list[Span] = []
+    straddles = 0
+    for emission in emissions:
+        first = int(np.searchsorted(starts, emission.start, side="left"))
+        if first > 0 and (ends[first - 1] > emission.start or first == len(starts) or starts[first] != emission.start):
+            # the token before covers characters on both sides (or composed with them, under NFC)
+            straddles += 1
+            first -= straddle == "include"
+        last = int(np.searchsorted(starts, emission.end, side="left"))
+        if last > first and ends[last - 1] > emission.end:
+            straddles += 1
+            last -= 1
+        last = max(first, last)
+        spans.append(Span(emission.message, first, last, not emission.reason, emission.reason))
+        if not emission.reason:
+            mask[first:last] = 1
+    return mask, tuple(spans), straddles

@@ -1,0 +1,420 @@
+"""Parser: a compiled spec. One conversation in, one Example out.
+
+`conversation -> prepare -> render (shielded, traced) -> turns -> policy -> encode -> mask`
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..conversation import Conversation, normalise
+from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
+from ..example import Span
+from ..masking import Emission, Mask, mask_tokens
+from ..templates.registry import SpecLike, load_spec, packaged_template
+from ..templates.spec import TemplateSpec
+from ..templates.tracing import ChatTemplate
+from ..tokenizers import Encoder, Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
+from .messages import Prepared, prepare
+from .shielding import Shield, find_quoted
+from .thinking import reasoning_of
+from .turns import Rendering, Turn, dropped_parts, keeps_reasoning, locate
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sample, ready for training.
+
+    Attributes:
+        text: the rendered conversation.
+        ids: int32 `[tokens]`.
+        mask: uint8 `[tokens]`; 1 where the token is a target. Not shifted.
+        spans: one per assistant message, ascending; half-open token ranges with a reason where not trained.
+        rewritten: message index -> `context` or `emission`, for turns that the template renders otherwise than served.
+        control_text: control-token literals found in content.
+        straddles: tokens that straddle a span border.
+        content_dropped: assistant messages of which a declared part was left out.
+        notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
+        parity: what the oracle found, empty where it was not asked.
+    """
+
+    text: str
+    ids: Ids
+    mask: Mask
+    spans: tuple[Span, ...]
+    rewritten: Mapping[int, str] = field(default_factory=dict)
+    control_text: int = 0
+    straddles: int = 0
+    content_dropped: int = 0
+    notes: Mapping[str, int] = field(default_factory=dict)
+    parity: tuple[ParityBreak, ...] = ()
+    headers: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Token ids as a list."""
+        return [int(i) for i in self.ids]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """Loss mask as a list of 0 and 1, one per token."""
+        return [int(i) for i in self.mask]
+
+
+@dataclass(frozen=True)
+class ParityBreak:
+    """A turn whose training prefix is not what the server would have sent.
+
+    Attributes:
+        message: index of the assistant message.
+        kind: `text` or `tokens`.
+        declared: True where the spec says so (`prefix_stable: false`, a straddle).
+        detail: the first difference, served beside trained.
+    """
+
+    message: int
+    kind: str
+    declared: bool
+    detail: str
+
+
+@dataclass
+class _Sample:
+    prepared: Prepared
+    shield: Shield | None
+    shown: list[dict[str, Any]]  # messages as the template gets them
+    tools: Any
+    rendering: Rendering
+    turns: list[Turn]
+
+
+class Parser:
+    """A spec compiled for one tokenizer.
+
+    Args:
+        spec: a resolved spec.
+        tokenizer: as `load_tokenizer` gives it.
+        check: run the probe (raises SpecError when the template does not bear the spec out).
+    """
+
+    def __init__(self, spec: TemplateSpec, tokenizer: Tokenizer, check: bool = True) -> None:
+        self.spec = spec
+        self.loaded = tokenizer
+        self.template_text = _template_text(spec, tokenizer)
+        self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
+        variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
+        named = [text for variant in variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
+        named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
+        self.control = control_tokens(tokenizer, self.template_text, named)
+        self.encoder = Encoder(tokenizer, self.control)
+        self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
+        self.untouched = self.markers if spec.thinking.inline == "keep" else frozenset()
+        self.null_content: str | None = ""
+        self.trigger: dict[str, str] = {}
+        if check:
+            from ..templates.probe import compile_probe
+
+            for variant in variants:
+                compile_probe(self, variant).raise_if_failed()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.loaded.transformers
+
+    def parse(self, record: Mapping[str, Any] | Conversation) -> Example:
+        """Turn one conversation into an Example.
+
+        Args:
+            record: any record shape that `build` reads (`{"messages": [...], "tools": [...]}`), or a Conversation.
+
+        Raises:
+            RejectedRow: with `.reason`, when the conversation cannot be trained on as the spec demands.
+        """
+        conversation = record if isinstance(record, Conversation) else normalise(record, roles=self.spec.roles)
+        return self.example(conversation)
+
+    def example(self, conversation: Conversation, oracle: bool = False) -> Example:
+        """As `parse`, for a Conversation; `oracle` also compares every turn with what the server would have sent."""
+        sample = self.sample(conversation)
+        spec, rendering = sample.prepared.spec, sample.rendering
+        rewritten = self._rewritten(sample)
+        exact = oracle or spec.rewritten.context != "train"
+        breaks = self.served_text_breaks(sample) if exact and (oracle or not spec.prefix_stable) else {}
+        if exact:
+            rewritten = {**{i: "context" for i in breaks}, **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
+        emissions = self._emissions(sample, rewritten)
+        shift = int(sample.prepared.added_system)
+        borders = [border for emission in emissions for border in (emission.start, emission.end)]
+        headers = [turn.header for turn in sample.turns]
+        ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
+        if rendering.quoted and spec.special_in_content != "allow" and self.encoder.foreign_control_ids(ids, rendering.controls):
+            raise RejectedRow(
+                RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
+            )
+        mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle)
+        if not mask.any():
+            why = Counter(emission.reason or "no whole token inside the span" for emission in emissions)
+            raise RejectedRow(
+                RejectReason.ZERO_SUPERVISION,
+                f"none of {len(emissions)} assistant turns is trained: {', '.join(f'{n} {r}' for r, n in why.items())}",
+            )
+        parity = self._parity(sample, breaks, ids, spans) if oracle else ()
+        return Example(
+            text=rendering.text,
+            ids=ids,
+            mask=mask,
+            spans=tuple(Span(s.message - shift, s.start, s.end, s.trained, s.reason) for s in spans),
+            rewritten={i - shift: kind for i, kind in rewritten.items()},
+            control_text=rendering.quoted,
+            straddles=straddles,
+            content_dropped=sample.prepared.notes.get("content_dropped", 0),
+            notes={k: v for k, v in sample.prepared.notes.items() if k != "content_dropped"},
+            parity=parity,
+            headers=tuple(zip(headers, [turn.start for turn in sample.turns], strict=True)),
+        )
+
+    # --- rendering --------------------------------------------------------------------------------------------------------
+
+    def sample(self, conversation: Conversation) -> _Sample:
+        """Prepare, render and locate the turns of one conversation; raises RejectedRow."""
+        prepared = prepare(conversation, self.spec, self.null_content)
+        spec = prepared.spec
+        shield = None
+        if spec.special_in_content != "allow":
+            shield = find_quoted(prepared.messages, prepared.tools, self.encoder.pattern, self.markers, self.untouched)
+        shown = [shield.message(m) if shield else dict(m) for m in prepared.messages]
+        tools = shield.value(prepared.tools) if shield else prepared.tools
+        if shield and spec.special_in_content == "reject" and any(not kept for _, kept in shield.quoted):
+            literal = next(text for text, kept in shield.quoted if not kept)
+            raise RejectedRow(RejectReason.CONTROL_TEXT, f"content holds {literal!r}")
+        try:
+            rendering = self._render(prepared, shield, shown, tools)
+        except TemplateError as error:
+            raise RejectedRow(RejectReason.TEMPLATE_REFUSED, str(error)) from None
+        assistants = [i for i, m in enumerate(prepared.messages) if m["role"] == "assistant"]
+        self._refuse_reasoning(prepared, rendering)
+        turns = [locate(rendering, i, spec, self._ends(spec)) for i in assistants]
+        sample = _Sample(prepared, shield, shown, tools, rendering, turns)
+        self._check_dropped(sample)
+        return sample
+
+    def _render(self, prepared: Prepared, shield: Shield | None, shown: list[dict[str, Any]], tools: Any) -> Rendering:
+        kwargs = prepared.spec.kwargs
+        traced = self.template.trace(shown, tools, **kwargs)
+        if shield is None:
+            return Rendering(traced.text, tuple(self.encoder.cut(traced.text)), traced.ranges())
+        text, controls, at = shield.restore(traced.text, self.control)
+        if text != self.template.render(prepared.messages, prepared.tools, **kwargs):
+            raise RejectedRow(
+                RejectReason.CONTENT_STEERS_TEMPLATE,
+                f"the template acts on control text in content ({', '.join(sorted({repr(t) for t, _ in shield.quoted}))})",
+            )
+        ranges = {i: [(at(a), at(b)) for a, b in found] for i, found in traced.ranges().items()}
+        return Rendering(text, tuple(controls), ranges, len(shield.quoted))
+
+    def _ends(self, spec: TemplateSpec) -> dict[str, int]:
+        return {end: self.control[end] for end in spec.assistant.ends if end in self.control}
+
+    def _refuse_reasoning(self, prepared: Prepared, rendering: Rendering) -> None:
+        """A spec without thinking on data with reasoning: never a silent zero."""
+        if prepared.spec.thinking.mode not in ("off", "none"):
+            return
+        for i, message in enumerate(prepared.messages):
+            if message["role"] == "assistant" and reasoning_of(message):
+                start = next((a for a, _ in rendering.ranges.get(i, [])), None)
+                found = "nothing" if start is None else repr(rendering.text[start : start + 200])
+                raise RejectedRow(
+                    RejectReason.REASONING_IN_NO_THINK_SPEC,
+                    f"spec {prepared.spec.name} has thinking {prepared.spec.thinking.mode} but the message has reasoning; "
+                    f"expected header {prepared.spec.assistant.header!r}, found {found}",
+                    i - prepared.added_system,
+                )
+
+    def _check_dropped(self, sample: _Sample) -> None:
+        prepared, rendering = sample.prepared, sample.rendering
+        allowed = set(prepared.spec.drops)
+        turns = {turn.message: turn for turn in sample.turns}
+        dropped = 0
+        for i, message in enumerate(prepared.messages):
+            if i in turns:
+                missing = dropped_parts(rendering, turns[i], message)
+                called = bool(message.get("tool_calls"))
+                declared = {"content": "content" in allowed or (called and "content_with_tool_calls" in allowed)}
+                undeclared = [m for m in missing if not declared.get(m, "tool_calls" in allowed)]
+                dropped += bool(missing)
+                if undeclared and self._inline_kept(message):
+                    undeclared = []
+            else:
+                content = message.get("content")
+                shown = not isinstance(content, str) or any(
+                    content.strip() in rendering.text[a:b] for a, b in rendering.ranges.get(i, [])
+                )
+                undeclared = ["content"] if not shown and content.strip() not in rendering.text else []
+                if undeclared and message["role"] in allowed:
+                    dropped, undeclared = dropped + 1, []
+            if undeclared:
+                raise RejectedRow(
+                    RejectReason.TEMPLATE_DROPS_CONTENT,
+                    f"{message['role']} message: the rendering lacks {', '.join(undeclared)}",
+                    i - prepared.added_system,
+                )
+        for tool in prepared.tools or ():
+            name = (tool.get("function") or tool).get("name")
+            if isinstance(name, str) and name not in rendering.text and "tools" not in allowed:
+                raise RejectedRow(RejectReason.TEMPLATE_DROPS_CONTENT, f"the rendering lacks the tool {name!r}")
+        if dropped:
+            prepared.notes["content_dropped"] = dropped
+
+    def _inline_kept(self, message: Mapping[str, Any]) -> bool:
+        """Think tags left in content on purpose: the template may move what is between them."""
+        content = message.get("content")
+        return bool(self.untouched) and isinstance(content, str) and any(tag in content for tag in self.untouched)
+
+    # --- policy -----------------------------------------------------------------------------------------------------------
+
+    def _rewritten(self, sample: _Sample) -> dict[int, str]:
+        """Which turns are rendered otherwise than served, from the final rendering alone.
+
+        A turn's own emission and header are looked at; that an *earlier* turn's rewriting changed the context is told from when
+        the template rewrites (`trigger`, found by the probe): at a later user message, only turns that no user message parts
+        from the rewritten one saw its served form.
+        """
+        spec, messages = sample.prepared.spec, sample.prepared.messages
+        close_id = self.control.get(spec.thinking.close or "")
+        found: dict[int, str] = {}
+        changed = False  # a turn of this user segment is rewritten
+        segment = -1
+        for turn in sample.turns:
+            users = [i for i in range(segment + 1, turn.message) if messages[i]["role"] == "user"]
+            if users:
+                changed = False
+            segment = turn.message
+            if not keeps_reasoning(sample.rendering, turn, messages[turn.message], spec, close_id):
+                found[turn.message] = "emission"
+            elif turn.form == "history" or (changed and self.trigger.get(spec.thinking.mode) == "user"):
+                found[turn.message] = "context"
+            changed = changed or found.get(turn.message) == "emission" or turn.form == "history"
+        return found
+
+    def _emissions(self, sample: _Sample, rewritten: Mapping[int, str]) -> list[Emission]:
+        spec = sample.prepared.spec
+        emissions = []
+        for turn in sample.turns:
+            reason = ""
+            kind = rewritten.get(turn.message)
+            treatment = getattr(spec.rewritten, kind) if kind else "train"
+            if treatment == "reject":
+                raise RejectedRow(
+                    RejectReason.HISTORY_REWRITTEN,
+                    f"{kind} rewritten",
+                    turn.message - sample.prepared.added_system,
+                )
+            if sample.prepared.flags[turn.message] is False:
+                reason = "flag"
+            elif treatment == "mask":
+                reason = "history_rewritten" if kind == "emission" else "context_rewritten"
+            emissions.append(Emission(turn.message, turn.start, turn.end, reason))
+        return emissions
+
+    # --- the oracle -------------------------------------------------------------------------------------------------------
+
+    def served(self, sample: _Sample, message: int) -> tuple[str, list[Any]] | None:
+        """What a server sends before it samples `message` (text and control tokens), or None where it could not (no messages
+        yet, or the template refuses)."""
+        if message == 0:
+            return None
+        try:
+            text = self.template.render(
+                sample.shown[:message], sample.tools, add_generation_prompt=True, **sample.prepared.spec.kwargs
+            )
+        except TemplateError:
+            return None
+        if sample.shield:
+            restored, controls, _ = sample.shield.restore(text, self.control)
+            return restored, controls
+        return text, self.encoder.cut(text)
+
+    def served_text_breaks(self, sample: _Sample) -> dict[int, str]:
+        """Message index -> first difference, for each turn whose prefix in the training text is not the served prompt."""
+        breaks = {}
+        for turn in sample.turns:
+            served = self.served(sample, turn.message)
+            prefix = sample.rendering.text[: turn.start]
+            if served is not None and served[0] != prefix:
+                breaks[turn.message] = first_difference(served[0], prefix)
+        return breaks
+
+    def _parity(self, sample: _Sample, breaks: Mapping[int, str], ids: Ids, spans: Sequence[Span]) -> tuple[ParityBreak, ...]:
+        stable = sample.prepared.spec.prefix_stable
+        shift = sample.prepared.added_system
+        found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]
+        for turn, span in zip(sample.turns, spans, strict=True):
+            served = None if turn.message in breaks else self.served(sample, turn.message)
+            if served is None:
+                continue
+            prompt, _, _ = self.encoder.encode(*served)
+            trained = ids[: span.start]
+            if len(prompt) != len(trained) or (prompt != trained).any():
+                # only the last token may differ: one that grew over the border is a straddle, which is declared and counted
+                straddled = len(prompt) >= len(trained) >= len(prompt) - 4
+                same = (prompt[: len(trained) - 1] == trained[:-1]).all() if straddled and len(trained) else straddled
+                detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
+                found.append(ParityBreak(turn.message - shift, "tokens", bool(same), detail))
+        return tuple(found)
+
+
+def first_difference(served: str, trained: str) -> str:
+    """The first place where two texts differ, both shown."""
+    at = next((i for i, (a, b) in enumerate(zip(served, trained, strict=False)) if a != b), min(len(served), len(trained)))
+    start = max(0, at - 20)
+    return f"at character {at}: served {served[start : at + 40]!r}, trained on {trained[start : at + 40]!r}"
+
+
+def _template_text(spec: TemplateSpec, tokenizer: Tokenizer) -> str:
+    if spec.template != "tokenizer":
+        path = Path(spec.template)
+        return path.read_text(encoding="utf-8") if path.is_file() else packaged_template(spec.template)
+    if tokenizer.chat_template is None:
+        raise SpecError(
+            f"the tokenizer {tokenizer.name} has no chat template; put chat_template.jinja beside its tokenizer.json, or name one "
+            f"with `template:` in the spec {spec.name}"
+        )
+    return tokenizer.chat_template
+
+
+def load_parser(
+    spec: SpecLike,
+    tokenizer: Any = None,
+    demo: bool = False,
+    overrides: Mapping[str, str] | Sequence[str] = (),
+) -> Parser:
+    """Compile a spec for a tokenizer.
+
+    Args:
+        spec: packaged name, YAML file or spec object.
+        tokenizer: hub id, directory, loaded transformers tokenizer; None takes the spec's own hub id.
+        demo: take the embedded demo tokenizer with the spec's demo template instead.
+        overrides: `KEY=VALUE` changes to the spec, as `--set`.
+
+    Raises:
+        SpecError: the spec cannot be read, or the tokenizer's template does not bear it out.
+        TokenizerError: the tokenizer cannot be had.
+    """
+    resolved = load_spec(spec, overrides)
+    if demo:
+        if tokenizer is not None:
+            raise SpecError("--demo takes the embedded demo tokenizer; leave --tokenizer out")
+        if resolved.demo_template is None:
+            raise SpecError(f"the spec {resolved.name} has no demo template; give a tokenizer with --tokenizer DIR")
+        return Parser(resolved, demo_tokenizer(packaged_template(resolved.demo_template)))
+    if tokenizer is None:
+        if resolved.tokenizer.id is None:
+            raise SpecError(f"the spec {resolved.name} names no tokenizer; give one with --tokenizer DIR|ID")
+        return Parser(resolved, load_tokenizer(resolved.tokenizer.id, resolved.tokenizer.revision))
+    return Parser(resolved, load_tokenizer(tokenizer))

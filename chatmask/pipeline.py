@@ -1,0 +1,369 @@
+"""The build: raw lines in, a finished dataset out. Read it from `build` downwards; it follows a record.
+
+`plan -> for each chunk: read -> parse -> normalise -> example -> shard + receipt -> commit`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from . import __version__
+from .canonical import canonical_json, differences, fingerprint
+from .conversation import normalise
+from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
+from .example import Row
+from .ledger import Ledger
+from .manifest import MANIFEST, commit, finished_shard, read_manifest, receipt_path, write_receipt
+from .parsers.parser import Example, Parser, load_parser
+from .records import Chunk, InputFile, Record, parse, plan, read
+from .shards import ShardInfo, ShardWriter, shard_name
+from .storage import Storage, staging
+from .templates.registry import SpecLike
+from .templates.spec import TemplateSpec
+from .tokenizers import Tokenizer
+
+MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shards that let workers share a middling input
+SHOWN_REJECTS = 10
+ORACLE_FIRST, ORACLE_EVERY = 16, 64  # `parity: sample` asks the oracle for lines 1 to 16 of each file and every 64th
+_IDENTITY = ("chatmask", "spec", "tokenizer", "template", "versions", "options", "inputs")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a worker needs to know besides the parser."""
+
+    parity: Literal["sample", "full", "off"] = "sample"
+    keep_rejected: bool = False
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build did. `summary` has the keys of `build --json`."""
+
+    dataset: Path
+    manifest: Mapping[str, Any]
+    ledger: Ledger
+    seconds: float
+    already_built: bool = False
+    resumed_shards: int = 0
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The object that `build --json` prints."""
+        return {
+            "dataset": str(self.dataset),
+            "spec": self.manifest["spec"]["name"],
+            "demo": self.manifest["tokenizer"]["demo"],
+            **self.ledger.to_dict(),
+            "shards": len(self.manifest["shards"]),
+            "seconds": round(self.seconds, 3),
+            "already_built": self.already_built,
+            "resumed_shards": self.resumed_shards,
+        }
+
+
+def build(
+    inputs: str | Path | Sequence[str | Path],
+    spec: SpecLike,
+    out: str | Path | None = None,
+    *,
+    tokenizer: Any = None,
+    demo: bool = False,
+    overrides: Mapping[str, str] | Sequence[str] = (),
+    bad_rows: Literal["fail", "skip"] = "fail",
+    workers: int = 1,
+    parity: Literal["sample", "full", "off"] = "sample",
+    keep_rejected: bool = False,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    storage: Storage | None = None,
+) -> BuildResult:
+    """Build a dataset.
+
+    Args:
+        inputs: one or several files (JSONL plain, gzip or zstd; `.traj`).
+        spec: packaged name, YAML file or spec object.
+        out: directory; without it `./<input name>.<spec>/`.
+        tokenizer: hub id, directory or loaded transformers tokenizer; without it the spec's own id.
+        demo: use the embedded demo tokenizer (written into the manifest; `load` then wants `allow_demo=True`).
+        overrides: `KEY=VALUE` changes to the spec.
+        bad_rows: `fail` writes nothing visible when a row is rejected; `skip` writes rejects to `rejects.jsonl`.
+        workers: processes; the bytes do not depend on it.
+        parity: compare trained prefixes with what the server would have sent: on a sample, on all rows, or not at all.
+        keep_rejected: write the content of rejected lines too.
+        force: replace a finished dataset that was built otherwise.
+        progress: called with (chunks done, chunks in all).
+        storage: where output goes through (fault tests inject here).
+
+    Returns:
+        The result; `.summary` is what `build --json` prints.
+
+    Raises:
+        SpecError, TokenizerError, InputError: before any data is read.
+        TooManyRejects: rejected rows under `bad_rows="fail"`; nothing visible is left.
+        CheckFailed: nothing supervised, or a served prompt differs where the spec does not say so.
+        BuildLocked: another build holds the directory.
+    """
+    started = time.monotonic()
+    storage = storage or Storage()
+    paths = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
+    if not paths:
+        raise InputError("no input file given")
+    if workers < 1:
+        raise InputError(f"workers is {workers}; at least 1")
+    parser = load_parser(spec, tokenizer, demo, overrides)
+    directory = Path(out) if out is not None else default_directory(paths[0], parser.spec.name)
+    files, chunks = plan(paths, _chunk_bytes(paths))
+    if not chunks:
+        raise InputError(f"{', '.join(map(str, paths))}: no lines")
+    options = Options(parity, keep_rejected)
+    identity = _identity(parser, files, options)
+    with storage.lock(directory) as created:
+        finished = _finished(directory, identity, force)
+        if finished is not None:
+            storage.rmtree(staging(directory))  # left by a build that was killed between its last two steps
+            return BuildResult(directory, finished, Ledger.from_dict(finished["ledger"]), time.monotonic() - started, True)
+        try:
+            receipts, resumed = _build_shards(parser, storage, directory, chunks, identity, options, workers, bad_rows, progress)
+            ledger = Ledger.total(Ledger.from_dict(receipt["ledger"]) for receipt in receipts).close(str(directory))
+            _refuse_nothing(ledger, parser.spec)
+        except (TooManyRejects, CheckFailed):
+            storage.discard(directory, created)
+            raise
+        shards = [ShardInfo.from_dict(receipt["shard"]) for receipt in receipts]
+        manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
+    return BuildResult(directory, manifest, ledger, time.monotonic() - started, resumed_shards=resumed)
+
+
+def default_directory(first: str | Path, spec: str) -> Path:
+    """`./<input name>.<spec>/`: the input's file name without its endings, in the current directory."""
+    name = Path(first).name
+    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj"):
+        name = name.removesuffix(ending)
+    return Path(f"{name}.{spec.replace('/', '-')}")
+
+
+# --- one chunk: a record's way to the shard -----------------------------------------------------------------------------------
+
+
+def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options) -> None:
+    """Build one shard and its receipt. Depends on the chunk's bytes only, never on who runs it or what ran before."""
+    ledger, rejects = Ledger(), []
+    name = shard_name(chunk.index, count)
+    with ShardWriter(storage, staging(directory) / name) as writer:
+        for record in read(chunk):
+            ledger.lines += 1
+            if record.blank:
+                ledger.blanks += 1
+                continue
+            oracle = _ask_oracle(record, options)
+            try:
+                example = example_of(record, parser, oracle)
+            except RejectedRow as error:
+                ledger.rejects[error.reason.value] += 1
+                rejects.append(_reject(record, error, options))
+                continue
+            _refuse_undeclared(record, example)
+            ledger.kept += 1
+            ledger.add_example(example, oracle)
+            writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, 0, 0))
+    ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
+    receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects}
+    write_receipt(storage, receipt_path(directory, name), receipt)
+
+
+def example_of(record: Record, parser: Parser, oracle: bool = False) -> Example:
+    """One record's way: strict JSON, conversation, rendering, spans, tokens, mask. Raises RejectedRow."""
+    data = parse(record)
+    conversation = normalise(data, roles=parser.spec.roles)
+    return parser.example(conversation, oracle)
+
+
+def _ask_oracle(record: Record, options: Options) -> bool:
+    if options.parity == "sample":
+        return record.line <= ORACLE_FIRST or record.line % ORACLE_EVERY == 0
+    return options.parity == "full"
+
+
+def _refuse_undeclared(record: Record, example: Example) -> None:
+    for found in example.parity:
+        if not found.declared:
+            raise CheckFailed(
+                f"{record.path}:{record.line}: message {found.message}: the training prefix is not what the server sends "
+                f"({found.kind}): {found.detail}; if the template is known to do this, say `prefix_stable: false` in the spec"
+            )
+
+
+def _reject(record: Record, error: RejectedRow, options: Options) -> dict[str, Any]:
+    entry = {
+        "source": record.path,
+        "line": record.line,
+        "offset": record.offset,
+        "reason": error.reason.value,
+        "message": error.message,
+        "detail": error.detail if options.keep_rejected else _without_content(error),
+        "sha256": hashlib.sha256(record.raw).hexdigest(),
+    }
+    if options.keep_rejected:
+        entry["content"] = record.raw.decode("utf-8", "backslashreplace")
+    return entry
+
+
+def _without_content(error: RejectedRow) -> str:
+    """What may stand in rejects.jsonl by default: the advice, which quotes nothing of the row."""
+    return error.reason.advice
+
+
+# --- all chunks -----------------------------------------------------------------------------------------------------------------
+
+
+def _build_shards(
+    parser: Parser,
+    storage: Storage,
+    directory: Path,
+    chunks: Sequence[Chunk],
+    identity: Mapping[str, Any],
+    options: Options,
+    workers: int,
+    bad_rows: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[dict[str, Any]], int]:
+    """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
+    run = fingerprint(identity)
+    count = len(chunks)
+    storage.mkdir(staging(directory))
+    missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
+    built = _run(parser, storage, directory, missing, count, run, options, min(workers, len(missing)))
+    waiting = {chunk.index for chunk in missing}
+    receipts = []
+    for chunk in chunks:
+        if chunk.index in waiting:
+            next(built)
+        receipt = finished_shard(directory, shard_name(chunk.index, count), run)
+        if receipt is None:
+            raise DamagedDataset(f"{directory}: shard {chunk.index} vanished while the build ran; run it again")
+        if receipt["rejects"] and bad_rows == "fail":
+            raise _too_many(receipts, receipt, chunk.index + 1, count)
+        receipts.append(receipt)
+        if progress:
+            progress(len(receipts), count)
+    return receipts, count - len(missing)
+
+
+def _run(
+    parser: Parser, storage: Storage, directory: Path, chunks: Sequence[Chunk], count: int, run: str, options: Options, workers: int
+) -> Iterator[None]:
+    if workers <= 1:
+        for chunk in chunks:
+            build_shard(parser, storage, directory, chunk, count, run, options)
+            yield
+        return
+    # spawn, not fork: the tokenizers library has threads of its own, which a fork would leave behind half-way
+    tokenizer = Tokenizer(**{**_fields(parser.loaded), "source": None})
+    setup = (parser.spec, tokenizer, storage, directory, count, run, options)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, setup) as pool:
+        try:
+            yield from pool.map(_work, chunks)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _fields(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {name: getattr(tokenizer, name) for name in tokenizer.__dataclass_fields__}
+
+
+_worker: tuple[Any, ...] = ()
+
+
+def _start_worker(
+    spec: TemplateSpec, tokenizer: Tokenizer, storage: Storage, directory: Path, count: int, run: str, options: Options
+) -> None:
+    global _worker
+    _worker = (Parser(spec, tokenizer), storage, directory, count, run, options)
+
+
+def _work(chunk: Chunk) -> None:
+    parser, storage, directory, count, run, options = _worker
+    build_shard(parser, storage, directory, chunk, count, run, options)
+
+
+def _too_many(before: Sequence[dict[str, Any]], last: dict[str, Any], shards: int, count: int) -> TooManyRejects:
+    ledger = Ledger.total(Ledger.from_dict(receipt["ledger"]) for receipt in [*before, last])
+    entries = last["rejects"]
+    shown = [f"  {e['source']}:{e['line']}: {e['reason']}: {e.get('shown') or e['detail']}" for e in entries[:SHOWN_REJECTS]]
+    more = f"\n  ... and {len(entries) - SHOWN_REJECTS} more" if len(entries) > SHOWN_REJECTS else ""
+    part = "" if shards == count else f" (stopped after part {shards} of {count})"
+    return TooManyRejects(
+        f"{ledger.rejects.total()} of {ledger.lines} lines rejected{part}; nothing was written. Mend them, or set them aside with "
+        "--bad-rows skip:\n" + "\n".join(shown) + more,
+        ledger.to_dict(),
+    )
+
+
+def _refuse_nothing(ledger: Ledger, spec: TemplateSpec) -> None:
+    if not ledger.supervised_tokens:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in (ledger.rejects + ledger.dropped).most_common()) or "no rows"
+        raise CheckFailed(f"the spec {spec.name} supervises nothing on this input ({ledger.lines} lines: {reasons})", ledger.to_dict())
+
+
+def _reject_lines(receipts: Sequence[dict[str, Any]]) -> Iterable[bytes]:
+    for receipt in receipts:
+        yield b"".join(canonical_json(entry) for entry in receipt["rejects"])
+
+
+# --- identity: what makes two builds the same -------------------------------------------------------------------------------
+
+
+def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> dict[str, Any]:
+    spec, tokenizer = parser.spec, parser.loaded
+    return {
+        "chatmask": __version__,
+        "spec": {"name": spec.name, "sha256": spec.sha256, "resolved": spec.model_dump(mode="json")},
+        "tokenizer": {
+            "sha256": tokenizer.sha256,
+            "demo": tokenizer.demo,
+            "vocab_size": tokenizer.whole.get_vocab_size(),
+            "special_tokens": dict(tokenizer.special_tokens),
+        },
+        "template": {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()},
+        "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
+        "options": {"split": "trajectory", **asdict(options)},
+        "inputs": [asdict(file) for file in files],
+    }
+
+
+def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any] | None:
+    """The manifest of an equal finished dataset, or None where there is nothing yet; refuses to overwrite anything else."""
+    if (directory / MANIFEST).exists():
+        try:
+            manifest = read_manifest(directory)
+        except DamagedDataset as error:
+            if force:
+                return None
+            raise DamagedDataset(f"{error}; --force replaces it") from None
+        # through JSON, as the manifest went: tuples are lists there
+        changed = differences({k: manifest.get(k) for k in _IDENTITY}, dict(identity))
+        if not changed:
+            return manifest
+        if force:
+            return None
+        raise SpecError(f"{directory} is finished and was built otherwise; --force replaces it. What differs:\n  " + "\n  ".join(changed))
+    foreign = [p.name for p in directory.iterdir() if not p.name.startswith((".chatmask", "data-", "dataset_info", "state.", "rejects."))]
+    if foreign and not force:
+        raise ChatmaskError(f"{directory} holds other files ({', '.join(sorted(foreign)[:3])}); choose an empty directory")
+    return None
+
+
+def _chunk_bytes(paths: Sequence[str | Path]) -> int:
+    """Bytes of input for one shard: a function of the inputs alone."""
+    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    return max(MIN_CHUNK, min(MAX_CHUNK, total // MANY_CHUNKS))

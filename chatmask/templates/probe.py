@@ -1,0 +1,294 @@
+"""The probe: a spec's claims, tried on the tokenizer's own template before any data is read.
+
+Each claim becomes a finding with what was expected and what was found. Compiling a spec fails on the first set of findings that
+do not hold; `chatmask specs probe` prints them all.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..conversation import Conversation
+from ..errors import ChatmaskError, RejectedRow, SpecError, TemplateError
+from .spec import TemplateSpec
+
+if TYPE_CHECKING:
+    from ..parsers.parser import Parser
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "A tool of the probe",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "depth": {"type": "integer"}}},
+        },
+    }
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim: what the spec (or good sense) expects, what the template does, and whether they agree."""
+
+    claim: str
+    expected: str
+    found: str
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings on one spec and tokenizer."""
+
+    spec: str
+    tokenizer: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True when every claim holds."""
+        return all(finding.ok for finding in self.findings)
+
+    def raise_if_failed(self) -> None:
+        """Raise SpecError that shows each failed claim, expected and found side by side."""
+        failed = [finding for finding in self.findings if not finding.ok]
+        if failed:
+            shown = "\n".join(f"  {f.claim}\n    expected  {f.expected}\n    found     {f.found}" for f in failed)
+            raise SpecError(f"the spec {self.spec} does not fit the tokenizer {self.tokenizer}:\n{shown}")
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str | None, reasoning: str | None = None, call: bool = False) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if call:
+        function = {"name": "probe_tool", "arguments": {"path": "probe/argument.txt", "depth": 7}}
+        message["tool_calls"] = [{"id": "call00001", "type": "function", "function": function}]
+    return message
+
+
+def _chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
+    return Conversation(list(messages), _TOOLS if tools else None, (None,) * len(messages), {})
+
+
+def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
+    """Probe one concrete spec; also fills in what the parser needs to know and a spec does not say.
+
+    Sets on the parser: `null_content` (how a null content is passed), `markers` (emission markers) and `trigger` (when the
+    template rewrites earlier turns: `none`, `user` for a later user message, `any` for any later message).
+    """
+    findings: list[Finding] = []
+    name = f"{spec.name}" + (f" (thinking {spec.thinking.mode})" if parser.spec.thinking.mode == "auto" else "")
+
+    def report() -> Report:
+        return Report(name, parser.loaded.name, tuple(findings))
+
+    thinks = spec.thinking.mode == "on"
+    why = "Probe reasoning alpha." if thinks else None
+    plain = _chat(_user("Probe question one?"), _assistant("Probe answer one.", why))
+    if not _prompt(parser, spec, findings):
+        return report()
+    sample = _try(findings, parser, spec, "a one-turn chat", plain)
+    if sample is None:
+        return report()
+    _end_token(parser, spec, findings)
+    _bos(parser, findings, sample)
+    _emission(parser, findings, sample, "Probe answer one.", why)
+    if findings and not all(finding.ok for finding in findings):
+        return report()
+
+    two = _chat(_user("Probe question one?"), _assistant("Probe answer one.", why), _user("Probe question two?"), _assistant("Probe answer two.", why))  # fmt: skip
+    sample = _try(findings, parser, spec, "a two-turn chat", two)
+    if sample is None:
+        return report()
+    _history(parser, spec, findings, sample, thinks)
+    _try(
+        findings,
+        parser,
+        spec,
+        "a system message",
+        _chat({"role": "system", "content": "Probe system."}, *plain.messages),
+        optional="system" in spec.drops,
+    )
+    _null_content(parser, spec)
+    called = _chat(
+        _user("Probe question one?"), _assistant("", why, call=True), {"role": "tool", "content": "Probe result.", "tool_call_id": "call00001", "name": "probe_tool"},
+        _assistant("Probe answer two.", why), tools=True,
+    )  # fmt: skip
+    tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
+    if tools is not None:
+        _markers(parser, spec, called)
+        _trigger(parser, spec, sample, tools)
+        none = _chat(*(called.messages[:1]), _assistant(None, why, call=True), *called.messages[2:], tools=True)
+        _never_none(parser, spec, findings, none)
+    else:
+        _trigger(parser, spec, sample, None)
+    _stability(parser, spec, findings, [plain, two, *([called] if tools is not None else [])])
+    return report()
+
+
+def _sample(parser: Parser, spec: TemplateSpec, conversation: Conversation) -> Any:
+    """The parser's sample with this variant of the spec, whatever the conversation's reasoning says."""
+    whole, parser.spec = parser.spec, spec
+    try:
+        return parser.sample(conversation)
+    finally:
+        parser.spec = whole
+
+
+def _try(
+    findings: list[Finding], parser: Parser, spec: TemplateSpec, what: str, conversation: Conversation, optional: bool = False
+) -> Any:
+    try:
+        sample = _sample(parser, spec, conversation)
+    except RejectedRow as error:
+        if optional:
+            findings.append(Finding(what, "rendered", f"not supported by the template ({error.reason.value}: {error.detail})", True))
+        else:
+            findings.append(Finding(what, _expectation(spec, error), _shown(error), False))
+        return None
+    findings.append(Finding(what, "header, content and end token in each assistant turn", "as expected", True))
+    return sample
+
+
+def _expectation(spec: TemplateSpec, error: RejectedRow) -> str:
+    if error.reason.value == "header_not_found":
+        return f"header {' or '.join(repr(h) for h in spec.assistant.headers)}"
+    if error.reason.value == "end_not_found":
+        return f"end of turn {list(spec.assistant.ends)}, then {spec.assistant.trailing!r}"
+    return "the conversation rendered as the spec says"
+
+
+def _shown(error: RejectedRow) -> str:
+    return f"{error.reason.value}: {error.detail}"
+
+
+def _prompt(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> bool:
+    """The header must be the generation prompt: what the template adds, not one tag less and not one more."""
+    messages = [_user("Probe question one?")]
+    try:
+        before = parser.template.render(messages, None, **spec.kwargs)
+        served = parser.template.render(messages, None, add_generation_prompt=True, **spec.kwargs)
+    except TemplateError as error:
+        findings.append(Finding("the template renders a user message", "text", str(error), False))
+        return False
+    added = served[len(before) :] if served.startswith(before) else served[-200:]
+    header = spec.assistant.header
+    # a template may write the header behind the user's message in any case (Yi); then the prompt adds less than the header
+    ok = served.endswith(header) and len(added) <= len(header)
+    near = "" if ok else _nearest(header, served)
+    findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(added) + near, ok))
+    return ok
+
+
+def _nearest(wanted: str, text: str) -> str:
+    match = difflib.SequenceMatcher(None, wanted, text, autojunk=False).find_longest_match()
+    if match.size < 3:
+        return ""
+    start = max(0, match.b - match.a)
+    return f"; nearest text {text[start : start + len(wanted)]!r}"
+
+
+def _end_token(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> None:
+    for end in spec.assistant.ends:
+        ids = parser.loaded.whole.encode(end, add_special_tokens=False).ids
+        found = f"id {ids[0]}" if len(ids) == 1 else f"{len(ids)} tokens: {[parser.loaded.whole.id_to_token(i) for i in ids]}"
+        findings.append(Finding(f"end of turn {end!r} is one token", "one id", found, len(ids) == 1))
+
+
+def _bos(parser: Parser, findings: list[Finding], sample: Any) -> None:
+    bos = parser.loaded.special_tokens.get("bos_token")
+    if bos in parser.control:
+        count = sum(1 for _, _, identity in sample.rendering.controls if identity == parser.control[bos])
+        findings.append(Finding("at most one BOS", "0 or 1", str(count), count <= 1))
+
+
+def _emission(parser: Parser, findings: list[Finding], sample: Any, content: str, reasoning: str | None) -> None:
+    turn = sample.turns[-1]
+    emission = sample.rendering.text[turn.start : turn.end]
+    findings.append(Finding("the answer is in the trained span", repr(content), repr(emission), content in emission))
+    if reasoning:
+        findings.append(Finding("the reasoning is in the trained span", repr(reasoning), repr(emission), reasoning in emission))
+
+
+def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any, thinks: bool) -> None:
+    rewritten = parser._rewritten(sample)
+    first = sample.turns[0]
+    if thinks:
+        found = "dropped" if rewritten.get(first.message) == "emission" else "kept"
+        claim = "reasoning of earlier turns (thinking.in_history)"
+        findings.append(Finding(claim, spec.thinking.in_history, found, found == spec.thinking.in_history))
+    if spec.assistant.history_header is not None:
+        forms = [turn.form for turn in sample.turns]
+        findings.append(
+            Finding("history_header stands before earlier turns", "history, then served", ", then ".join(forms), forms == ["history", "served"])
+        )
+
+
+def _null_content(parser: Parser, spec: TemplateSpec) -> None:
+    """Pass null content as None where the template copes (DeepSeek tests for it), else as an empty string."""
+    messages: list[dict[str, Any]] = [_user("Probe question one?"), _assistant(None, None, call=True)]
+    if spec.tool_arguments == "json":
+        messages[1]["tool_calls"][0]["function"]["arguments"] = '{"path": "probe/argument.txt", "depth": 7}'
+    render: Callable[[], str] = lambda: parser.template.render(messages, _TOOLS, **spec.kwargs)  # noqa: E731
+    try:
+        text = render()
+        parser.null_content = "" if "None" in text or "probe_tool" not in text else None
+    except ChatmaskError:
+        parser.null_content = ""
+
+
+def _never_none(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversation: Conversation) -> None:
+    try:
+        sample = _sample(parser, spec, conversation)
+    except RejectedRow as error:
+        findings.append(Finding("null content beside a tool call", "rendered", _shown(error), False))
+        return
+    turn = sample.turns[0]
+    emission = sample.rendering.text[turn.start : turn.end]
+    findings.append(Finding("null content beside a tool call never prints None", "no None", repr(emission), "None" not in emission))
+
+
+def _markers(parser: Parser, spec: TemplateSpec, called: Conversation) -> None:
+    """Emission markers: control tokens that the template writes inside an assistant's emission and nowhere else."""
+    try:
+        sample = _sample(parser, spec, Conversation(called.messages, None, called.flags, {}))
+    except RejectedRow:
+        sample = _sample(parser, spec, called)
+    emissions = [(turn.start, turn.end) for turn in sample.turns]
+    inside, outside = set(), set()
+    for start, end, _ in sample.rendering.controls:
+        literal = sample.rendering.text[start:end]
+        (inside if any(a <= start < b for a, b in emissions) else outside).add(literal)
+    structure = {t for t in parser.loaded.special_tokens.values()} | set(spec.assistant.ends)
+    parser.markers = parser.markers | frozenset(inside - outside - structure)
+
+
+def _trigger(parser: Parser, spec: TemplateSpec, chat: Any, tools: Any) -> None:
+    """When does the template rewrite an earlier turn: at any later message, or only at a later user message?"""
+
+    def first_is_rewritten(sample: Any) -> bool:
+        turn = sample.turns[0]
+        return turn.form == "history" or parser._rewritten(sample).get(turn.message) == "emission"
+
+    if tools is not None and first_is_rewritten(tools):
+        parser.trigger[spec.thinking.mode] = "any"
+    else:
+        parser.trigger[spec.thinking.mode] = "user" if first_is_rewritten(chat) else "none"
+
+
+def _stability(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversations: list[Conversation]) -> None:
+    breaks: dict[int, str] = {}
+    for conversation in conversations:
+        breaks = breaks or parser.served_text_breaks(_sample(parser, spec, conversation))
+    found = "stable" if not breaks else f"not stable: turn {next(iter(breaks))} {next(iter(breaks.values()))}"
+    expected = "stable" if spec.prefix_stable else "not stable (declared)"
+    findings.append(Finding("served prompts are prefixes of the training text", expected, found, not breaks or not spec.prefix_stable))

@@ -1,0 +1,145 @@
+"""Finding specs by name or file, resolving `extends`, and turning validation errors into file:line messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import SpecError
+from .spec import TemplateSpec, merge
+from .strict_yaml import Lines, load_yaml_file, scalar
+
+SpecLike = str | Path | TemplateSpec
+_NOT_INHERITED = ("name", "extends", "description", "verified")
+
+
+def specs_dir() -> Path:
+    """Folder of the packaged specs: inside the package when installed, at the repository's top level otherwise."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "specs"
+    return inside if inside.is_dir() else package.parent / "specs"
+
+
+def packaged_template(name: str) -> str:
+    """Text of a packaged `.jinja` template; raises SpecError for an unknown name."""
+    path = Path(__file__).parent / name
+    if path.name != name or path.suffix != ".jinja" or not path.is_file():
+        raise SpecError(f"there is no packaged template {name!r}")
+    return path.read_text(encoding="utf-8")
+
+
+def list_specs() -> list[str]:
+    """Names of all packaged specs, sorted."""
+    root = specs_dir()
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix()
+        for path in root.rglob("*.yaml")
+        if "snapshots" not in path.relative_to(root).parts
+    )
+
+
+def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ()) -> TemplateSpec:
+    """Load and validate a spec.
+
+    Args:
+        spec: a packaged name (`ling-3.0-thinking`), a YAML file, or a spec object.
+        overrides: `KEY=VALUE` strings (dotted keys, as in `--set thinking.strip=true`) or a mapping of the same.
+
+    Raises:
+        SpecError: file, line, field, what was found and what is allowed.
+    """
+    pairs = _pairs(overrides)
+    if isinstance(spec, TemplateSpec):
+        if not pairs:
+            return spec
+        data, lines, where = spec.model_dump(), {}, spec.name
+    else:
+        path = _find(spec)
+        data, lines = _resolve(path, ())
+        where = str(path)
+    for key, value in pairs.items():
+        data = _set(data, key, scalar(value, f"--set {key}"))
+    return _validate(data, lines, where)
+
+
+def _pairs(overrides: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    pairs = {}
+    for item in overrides:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise SpecError(f"--set {item}: write KEY=VALUE, for example --set thinking.strip=true")
+        pairs[key] = value
+    return pairs
+
+
+def _find(spec: str | Path) -> Path:
+    path = Path(spec)
+    if path.suffix in (".yaml", ".yml") or isinstance(spec, Path):
+        if path.is_file():
+            return path
+        raise SpecError(f"{path}: no such spec file")
+    packaged = specs_dir() / f"{spec}.yaml"
+    if str(spec) in list_specs():
+        return packaged
+    near = difflib.get_close_matches(str(spec), list_specs(), 3, 0.4)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    raise SpecError(f"there is no spec named {spec!r}; {hint}`chatmask specs list` shows all, or give a .yaml file")
+
+
+def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+    if path.resolve() in seen:
+        raise SpecError(f"{path}: `extends` runs in a circle: {' -> '.join(p.stem for p in seen)} -> {path.stem}")
+    data, lines = load_yaml_file(path)
+    parent = data.get("extends")
+    if parent is not None:
+        if not isinstance(parent, str):
+            raise SpecError(f"{path}:{lines.get(('extends',), 1)}: extends: one spec name or file")
+        beside = path.parent / parent
+        base, _ = _resolve(beside if beside.suffix in (".yaml", ".yml") else _find(parent), (*seen, path.resolve()))
+        data = merge({k: v for k, v in base.items() if k not in _NOT_INHERITED}, data)
+    template = data.get("template")
+    if isinstance(template, str) and template.endswith(".jinja") and (path.parent / template).is_file():
+        data["template"] = str(path.parent / template)
+    return data, lines
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    over: Any = value
+    for part in reversed(key.split(".")):
+        over = {part: over}
+    return merge(data, over)
+
+
+def _validate(data: dict[str, Any], lines: Lines, where: str) -> TemplateSpec:
+    try:
+        spec = TemplateSpec.model_validate(data)
+        if spec.off is not None:
+            spec.for_sample(False)
+        return spec
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            path = tuple(part for part in item["loc"] if part in ("str",) or not str(part).startswith("list["))
+            line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+            field = ".".join(str(part) for part in path) or "spec"
+            text = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                known = _fields(data, path)
+                near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
+                text = f"unknown field{f'; did you mean `{near[0]}`?' if near else ''} allowed: {', '.join(known)}"
+            found = "" if isinstance(item["input"], dict) or item["type"] == "extra_forbidden" else f", found {item['input']!r}"
+            problems.append(f"{where}{f':{line}' if line else ''}: {field}: {text}{found}")
+        raise SpecError("\n".join(problems)) from None
+
+
+def _fields(data: dict[str, Any], path: tuple[Any, ...]) -> list[str]:
+    model: Any = TemplateSpec
+    for part in path[:-1]:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -1,0 +1,174 @@
+"""TemplateSpec: what chatmask must know about one chat template, as data.
+
+A spec claims things (this header, that end token, this thinking option); compiling it *probes* the tokenizer's own template for
+each claim before any data is read (`probe.py`). A spec never contains code, and nothing in it can switch on trust in remote code.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Treatment = Literal["train", "mask", "reject"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TokenizerRef(_Strict):
+    """Where the tokenizer is to be had when `--tokenizer` does not say."""
+
+    id: str | None = Field(None, description="Hugging Face repository id")
+    revision: str | None = Field(None, description="commit, tag or branch; null takes the default branch")
+
+
+class Assistant(_Strict):
+    """How an assistant turn begins and ends in the rendered text."""
+
+    header: str = Field(description="text of the generation prompt: what `add_generation_prompt=True` adds; never supervised")
+    history_header: str | None = Field(None, description="header of an earlier turn, where the template writes it otherwise")
+    end_of_turn: str | list[str] = Field(description="token that the model ends a turn with; supervised. A list where several do")
+    end_owner: Literal["self", "next"] = Field(
+        "self", description="`next`: the stop token is the header of the following message (GLM)"
+    )
+    trailing: str | None = Field(None, description="text behind the end token, not sampled; null allows white space only")
+    supervise_trailing: bool = Field(False, description="also train `trailing`, as SpecForge does")
+    final_stop: Literal["none", "add"] = Field("none", description="`add` writes the stop token after a last turn that lacks one")
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The end-of-turn literals, always as a tuple."""
+        return (self.end_of_turn,) if isinstance(self.end_of_turn, str) else tuple(self.end_of_turn)
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """Header and history header, longest first, so that a header is never taken for its own prefix."""
+        both = {self.header, self.history_header or self.header}
+        return tuple(sorted(both, key=len, reverse=True))
+
+    @field_validator("end_of_turn")
+    @classmethod
+    def _some_end(cls, value: str | list[str]) -> str | list[str]:
+        if not value or (isinstance(value, list) and not all(value)):
+            raise ValueError("name at least one non-empty end-of-turn token")
+        return value
+
+
+class Thinking(_Strict):
+    """The template's thinking option and what happens to reasoning."""
+
+    mode: Literal["none", "on", "off", "auto"] = Field(
+        "none", description="none: the template knows no reasoning; auto: on for a sample in which any assistant turn thinks"
+    )
+    open: str | None = Field(None, description="tag before the reasoning")
+    close: str | None = Field(None, description="tag behind the reasoning")
+    inline: Literal["split", "keep"] = Field("split", description="split: tags inside content become `reasoning_content`")
+    strip: bool = Field(False, description="remove all reasoning from the data")
+    conflict: Literal["reject", "allow"] = Field("reject", description="what to do when the system text sets the other option")
+    in_history: Literal["kept", "dropped"] = Field("kept", description="does the template keep the reasoning of earlier turns")
+    option_text: dict[Literal["on", "off"], str] = Field(
+        default_factory=dict, description="system text by which the template's users set the option, by mode"
+    )
+
+    @model_validator(mode="after")
+    def _tags_for_modes(self) -> Thinking:
+        if self.mode in ("on", "auto") and not (self.open and self.close):
+            raise ValueError(f"mode `{self.mode}` needs `open` and `close`")
+        return self
+
+
+class Rewritten(_Strict):
+    """What to do with a turn that the template renders otherwise than it was served (DESIGN section 3)."""
+
+    context: Treatment = Field("train", description="the turn is whole, what precedes it differs from the served prompt")
+    emission: Treatment = Field("mask", description="a part of the turn itself is gone")
+
+
+class TemplateSpec(_Strict):
+    """One chat template's claims. Fields, defaults and allowed values are also what `chatmask specs schema` prints."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    extends: str | None = Field(None, description="spec (name, or file beside this one) whose fields hold where this one is silent")
+    description: str = ""
+    family: str = ""
+    verified: list[str] = Field(default_factory=list, description="what the spec was checked against, in words")
+    tokenizer: TokenizerRef = TokenizerRef(id=None, revision=None)
+    template: str = Field("tokenizer", description="`tokenizer`, a packaged .jinja name, or a .jinja file beside the spec")
+    demo_template: str | None = Field(None, description="packaged .jinja that stands in for the tokenizer's template under --demo")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="template variables, always passed")
+    roles: dict[str, str] = Field(default_factory=dict, description="role in the data -> system, user, assistant or tool")
+    system: str | None = Field(None, description="system text where the data has none; `none` adds nothing")
+    assistant: Assistant
+    thinking: Thinking = Thinking.model_validate({})
+    off: dict[str, Any] | None = Field(None, description="mode auto: fields that change for a sample without reasoning")
+    tool_arguments: Literal["dict", "json"] = Field("dict", description="form in which the template wants tool arguments")
+    drops: list[Literal["content_with_tool_calls", "content", "reasoning", "tool_calls", "system", "user", "tool"]] = Field(
+        default_factory=list, description="what the template is known to leave out"
+    )
+    prefix_stable: bool = Field(True, description="every served prompt is a prefix of the training text")
+    rewritten: Rewritten = Rewritten(context="train", emission="mask")
+    straddle: Literal["exclude", "include"] = Field("exclude", description="a token that straddles the start of a span")
+    special_in_content: Literal["text", "reject", "allow"] = Field("text", description="control tokens quoted in content")
+    date: str | None = Field(None, description="YYYY-MM-DD that `strftime_now` returns, for templates that print the date")
+
+    @field_validator("system")
+    @classmethod
+    def _none_is_none(cls, value: str | None) -> str | None:
+        return None if value == "none" else value
+
+    @field_validator("date")
+    @classmethod
+    def _is_a_date(cls, value: str | None) -> str | None:
+        if value is not None:
+            datetime.date.fromisoformat(value)
+        return value
+
+    @field_validator("kwargs")
+    @classmethod
+    def _no_reserved(cls, value: dict[str, Any]) -> dict[str, Any]:
+        reserved = {"messages", "tools", "add_generation_prompt", "documents"} & set(value)
+        if reserved:
+            raise ValueError(f"{', '.join(sorted(reserved))} is set by chatmask and cannot be a kwarg")
+        return value
+
+    @field_validator("roles")
+    @classmethod
+    def _known_roles(cls, value: dict[str, str]) -> dict[str, str]:
+        unknown = set(value.values()) - {"system", "user", "assistant", "tool"}
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))}: roles map to system, user, assistant or tool")
+        return value
+
+    @model_validator(mode="after")
+    def _auto_has_off(self) -> TemplateSpec:
+        if (self.thinking.mode == "auto") != (self.off is not None):
+            raise ValueError("`thinking.mode: auto` and `off:` (the fields of a sample without reasoning) go together")
+        return self
+
+    def for_sample(self, thinks: bool) -> TemplateSpec:
+        """The concrete spec of one sample: itself, or under `auto` its on or off form."""
+        if self.thinking.mode != "auto":
+            return self
+        data = self.model_dump(exclude={"off"})
+        data["thinking"]["mode"] = "on" if thinks else "off"
+        return TemplateSpec.model_validate(data if thinks else merge(data, self.off or {}))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything that can change a mask (not of names, descriptions or where the tokenizer is to be had)."""
+        data = self.model_dump(exclude={"description", "verified", "extends", "tokenizer", "family", "name", "demo_template"})
+        return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: mappings field by field, everything else replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

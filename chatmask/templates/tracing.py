@@ -1,0 +1,256 @@
+"""Traced rendering: which part of the text belongs to which message, from the template's own structure.
+
+The template's syntax tree is instrumented before it is compiled: every loop iteration, every macro call and every
+`set x = messages[i]` reports the value it works on. Where that value *is* one of the messages (by identity), the report becomes
+a mark in the output stream; a mark is an empty string of a subclass, so **the text cannot differ from the untraced rendering
+and no content can imitate a mark**. Macros and `set` blocks collect their output in strings first; there the marks travel
+inside `MarkedText`, a string that keeps its marks through concatenation and stripping, and drops them (never the text) in any
+other operation.
+
+What comes out is an ownership list: from this character on, the text was written while the template worked on that message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from ..errors import ChatmaskError, TemplateError
+from .environment import environment
+
+_MARK, _END, _JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
+Mark = tuple[int, int | None, bool]  # scope, message index (None: the scope ends), is it an assignment
+
+
+class MarkedText(str):
+    """Text with marks at character offsets. Equal to, and as long as, the plain text."""
+
+    marks: tuple[tuple[int, Mark], ...]
+
+    def __new__(cls, text: str, marks: tuple[tuple[int, Mark], ...]) -> MarkedText:
+        self = super().__new__(cls, text)
+        self.marks = marks
+        return self
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> str:
+        return _join((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return _join((other, self)) if isinstance(other, str) else NotImplemented
+
+    def _cut(self, text: str, start: int) -> MarkedText:
+        return MarkedText(text, tuple((min(max(at - start, 0), len(text)), mark) for at, mark in self.marks))
+
+    def lstrip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+        text = str.lstrip(self, chars)
+        return self._cut(text, len(self) - len(text))
+
+    def rstrip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+        return self._cut(str.rstrip(self, chars), 0)
+
+    def strip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+        return self.lstrip(chars).rstrip(chars)
+
+
+def _join(parts: Iterable[Any]) -> str:
+    """Concatenate; plain text when no part holds a mark."""
+    pieces = [part if isinstance(part, str) else str(part) for part in parts]
+    if not any(type(piece) is MarkedText for piece in pieces):
+        return "".join(pieces)
+    marks: list[tuple[int, Mark]] = []
+    length = 0
+    for piece in pieces:
+        if type(piece) is MarkedText:
+            marks.extend((length + at, mark) for at, mark in piece.marks)
+        length += len(piece)
+    return MarkedText("".join(pieces), tuple(marks))
+
+
+class _Instrument(NodeTransformer):
+    """Adds the reports to a syntax tree. Each loop and macro is a scope; entering it again ends what it had opened."""
+
+    def __init__(self) -> None:
+        self.scopes = 0
+        self.inside: list[int] = []
+
+    def _report(self, function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Output:
+        call = nodes.Call(nodes.Name(function, "load", lineno=lineno), arguments, [], None, None, lineno=lineno)
+        return nodes.Output([call], lineno=lineno)
+
+    def _scoped(self, node: Any, names: list[str]) -> int:
+        self.scopes += 1
+        scope = self.scopes
+        self.inside.append(scope)
+        self.generic_visit(node)
+        self.inside.pop()
+        values: list[nodes.Expr] = [nodes.Name(name, "load", lineno=node.lineno) for name in names]
+        node.body = [self._report(_MARK, [nodes.Const(scope), nodes.Const(False), *values], node.lineno), *node.body]
+        return scope
+
+    def visit_For(self, node: nodes.For) -> Any:
+        targets = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
+        scope = self._scoped(node, [target.name for target in targets if isinstance(target, nodes.Name)])
+        return [node, self._report(_END, [nodes.Const(scope)], node.lineno)]
+
+    def visit_Macro(self, node: nodes.Macro) -> Any:
+        scope = self._scoped(node, [argument.name for argument in node.args])
+        node.body = [*node.body, self._report(_END, [nodes.Const(scope)], node.lineno)]
+        return node
+
+    def visit_Assign(self, node: nodes.Assign) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.target, nodes.Name) and isinstance(node.node, (nodes.Getitem, nodes.Filter)):
+            scope = self.inside[-1] if self.inside else 0
+            value = nodes.Name(node.target.name, "load", lineno=node.lineno)
+            return [node, self._report(_MARK, [nodes.Const(scope), nodes.Const(True), value], node.lineno)]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> Any:
+        self.generic_visit(node)
+        return nodes.Call(
+            nodes.Name(_JOIN, "load", lineno=node.lineno), list(node.nodes), [], None, None, lineno=node.lineno
+        )
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A rendering and who wrote it.
+
+    Attributes:
+        text: exactly what the untraced template renders.
+        owners: (offset, message index or None), ascending; the owner holds from that character to the next offset.
+    """
+
+    text: str
+    owners: tuple[tuple[int, int | None], ...]
+
+    def ranges(self) -> dict[int, list[tuple[int, int]]]:
+        """By message: the character ranges (half open, ascending, not empty) written while the template worked on it."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for (start, owner), (end, _) in zip(self.owners, [*self.owners[1:], (len(self.text), None)], strict=True):
+            if owner is not None and end > start:
+                own = found.setdefault(owner, [])
+                if own and own[-1][1] == start:
+                    start = own.pop()[0]
+                own.append((start, end))
+        return found
+
+
+class ChatTemplate:
+    """A chat template, compiled twice: as it is, and traced.
+
+    Args:
+        source: the Jinja text.
+        variables: what every rendering gets besides messages and tools (special tokens, kwargs are given per call).
+        date: pinned date for `strftime_now`.
+
+    Raises:
+        TemplateError: the text is not valid Jinja.
+    """
+
+    def __init__(self, source: str, variables: dict[str, Any] | None = None, date: str | None = None) -> None:
+        self.source = source
+        self.variables = dict(variables or {})
+        self.env = environment(date)
+        self.env.concat = staticmethod(_join)  # type: ignore[assignment]
+        try:
+            self._plain = self.env.from_string(source)
+            self._traced = _compile(self.env, source)
+        except jinja2.TemplateError as error:
+            line = getattr(error, "lineno", None)
+            raise TemplateError(f"chat template{f', line {line}' if line else ''}: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The plain rendering; raises TemplateError when the template refuses the conversation."""
+        with_messages = self._given(messages, tools, add_generation_prompt, kwargs)
+        return _guarded(lambda: "".join(self._plain.root_render_func(self._plain.new_context(with_messages))))
+
+    def trace(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **kwargs: Any) -> Traced:
+        """The traced rendering (without a generation prompt). The messages must be distinct objects; errors as `render`."""
+        index = {id(message): i for i, message in enumerate(messages)}
+        if len(index) != len(messages):
+            raise ValueError("each message must be an object of its own: tracing tells them apart by identity")
+
+        def mark(scope: int, assigned: bool, *values: Any) -> str:
+            for value in values:
+                at = index.get(id(value))
+                if at is not None:
+                    return MarkedText("", ((0, (scope, at, assigned)),))
+            return "" if assigned else MarkedText("", ((0, (scope, None, False)),))
+
+        def end(scope: int) -> str:
+            return MarkedText("", ((0, (scope, None, False)),))
+
+        given = self._given(messages, tools, False, kwargs)
+        given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
+        pieces = _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
+        return _owned(pieces)
+
+    def _given(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **self.variables,
+            **kwargs,
+            "messages": list(messages),
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+
+def _compile(env: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+    tree = _Instrument().visit(env.parse(source))
+    tree.set_environment(env)
+    code: Any = env.compile(tree)
+    return jinja2.Template.from_code(env, code, env.globals.copy())
+
+
+def _guarded(render: Callable[[], Any]) -> Any:
+    try:
+        return render()
+    except ChatmaskError:
+        raise
+    except RecursionError:
+        raise TemplateError("the template recurses without end on this conversation") from None
+    except Exception as error:  # a template may raise anything: its own raise_exception, TypeError, UndefinedError, ...
+        raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+def _owned(pieces: list[str]) -> Traced:
+    """Replay the marks in order: a stack of (scope, message, assigned), whose top owns what is written next."""
+    stack: list[tuple[int, int, bool]] = []
+    owners: list[tuple[int, int | None]] = [(0, None)]
+    position = 0
+    for piece in pieces:
+        if type(piece) is MarkedText:
+            for at, (scope, message, assigned) in piece.marks:
+                if assigned and any(not entry[2] for entry in stack):
+                    continue  # a look-up of a neighbour while a message is being written, not a new message
+                for depth, entry in enumerate(stack):
+                    if entry[0] == scope:  # the scope starts anew: what it and everything inside it had opened is over
+                        del stack[depth:]
+                        break
+                if message is not None:
+                    stack.append((scope, message, assigned))
+                owner = stack[-1][1] if stack else None
+                if owners[-1][1] != owner:
+                    if owners[-1][0] == position + at:
+                        owners.pop()
+                    owners.append((position + at, owner))
+        position += len(piece)
+    return Traced("".join(pieces), tuple(owners))

@@ -1,0 +1,365 @@
+"""Records of every shape become the same conversation, or a rejection that names message and field."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmask.conversation import ROLES, Conversation, normalise
+from chatmask.errors import RejectedRow
+from chatmask.records import parse, plan, read
+
+Json = dict[str, Any]
+USER: Json = {"role": "user", "content": "Add 2 and 2."}
+ANSWER: Json = {"role": "assistant", "content": "It is 4."}
+CALL: Json = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"x": 2, "y": None}}}
+TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def messages_of(data: Json, **options: Any) -> list[Json]:
+    """The normalised messages of a record."""
+    return normalise(data, **options).messages
+
+
+def assistant(**fields: Any) -> Json:
+    """A record whose last message is the assistant's, with these fields."""
+    return {"messages": [USER, {"role": "assistant", **fields}]}
+
+
+def rejected(data: Json, **options: Any) -> RejectedRow:
+    """The rejection of a record."""
+    with pytest.raises(RejectedRow) as caught:
+        normalise(data, **options)
+    return caught.value
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+texts = st.text(max_size=8)
+contents = texts | st.lists(texts | st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=3)
+arguments = st.dictionaries(texts, st.none() | st.integers() | texts, max_size=2)
+functions = st.fixed_dictionaries({"name": st.sampled_from(["add", "say"]), "arguments": arguments | arguments.map(json.dumps)})
+calls = functions | st.fixed_dictionaries({"id": st.none() | texts, "type": st.just("function"), "function": functions})
+extras = {
+    "name": st.none() | texts,
+    "custom": st.none() | arguments,
+    "train": st.none() | st.booleans(),
+    "agent": st.just("main"),
+}
+others = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "human", "tool"]), "content": contents}, optional=extras
+)
+assistants = st.fixed_dictionaries(
+    {"role": st.sampled_from(["assistant", "gpt"]), "content": contents},
+    optional={"reasoning": st.none() | texts, "tool_calls": st.none() | st.lists(calls, max_size=2), **extras},
+)
+records = st.fixed_dictionaries(
+    {"messages": st.tuples(st.lists(others, max_size=4), assistants).map(lambda pair: [*pair[0], pair[1]])},
+    optional={"tools": st.none() | st.just([TOOL]) | st.just(json.dumps([TOOL["function"]])), "system": st.none() | st.just("S")},
+)
+
+
+@given(records)
+@settings(max_examples=200, deadline=None)
+def test_normalising_is_idempotent_and_leaves_its_input_alone(data: Json) -> None:
+    """A conversation put in again comes out the same, and no record is changed on the way."""
+    before = copy.deepcopy(data)
+    try:
+        once = normalise(data)
+    except RejectedRow as error:
+        assert error.reason.value == "ambiguous_record" and "system" in data
+        return
+    finally:
+        assert data == before
+    again = normalise({"messages": once.messages, "tools": once.tools})
+    assert (again.messages, again.tools) == (once.messages, once.tools)
+    assert len(once.flags) == len(once.messages) == len(data["messages"]) + once.notes.get("system_from_record", 0)
+    for message in once.messages:
+        assert set(message) <= {"role", "content", "reasoning_content", "tool_calls", "name", "custom"}
+        assert all(value is not None for key, value in message.items() if key != "content")
+
+
+@given(records)
+@settings(max_examples=100, deadline=None)
+def test_the_shape_makes_no_difference(data: Json) -> None:
+    """The same turns give the same conversation under each of the keys that may hold them."""
+    turns, rest = data["messages"], {"tools": data.get("tools")}
+    shapes: list[Json] = [
+        {"conversations": turns},
+        {"conversations": [{"messages": [USER]}, {"messages": turns, **rest}]},
+        {"history": turns, "trajectory": [{"action": "ls"}], "info": {}},
+        {"trajectory": {"messages": turns, "info": {}}},
+        {"trajectory": {"history": turns}},
+        {"trajectory": turns},
+        {"messages": turns, "info": {}, "trajectory_format": "mini-swe-agent-1"},
+        {"messages": turns, "conversations": [], "history": [USER], "trajectory": [{"action": "ls"}]},
+        {"prompt": turns[:-1], "completion": turns[-1:]},
+    ]
+    expected = normalise({"messages": turns, **rest})
+    for shape in shapes:
+        found = normalise({**rest, **shape})
+        assert (found.messages, found.tools) == (expected.messages, expected.tools), shape
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2) | st.sampled_from(["user", "assistant", "text", "", "{}"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    *(
+                        "messages",
+                        "conversations",
+                        "role",
+                        "from",
+                        "value",
+                        "content",
+                        "tool_calls",
+                        "function",
+                        "name",
+                        "arguments",
+                    ),
+                    *("type", "text", "tools", "history", "trajectory", "prompt", "completion", "weight", "is_demo", "thinking"),
+                    *("function_call", "tool_call_ids", "system", "functions"),
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["messages", "conversations", "history", "trajectory", "prompt", "completion"]), junk), junk
+)
+@settings(max_examples=250, deadline=None)
+def test_any_json_object_is_a_conversation_or_a_rejection(data: Json, message: Any) -> None:
+    """No JSON object makes anything but a conversation or a RejectedRow."""
+    for record in (
+        data,
+        {"messages": [USER, message, ANSWER], "tools": message},
+        assistant(**{"content": "x", "tool_calls": [message]}),
+    ):
+        try:
+            assert isinstance(normalise(record), Conversation)
+        except RejectedRow as error:
+            assert error.detail
+
+
+@pytest.mark.skipif("CHATMASK_SHARED" not in os.environ, reason="CHATMASK_SHARED is not set")
+def test_real_trajectories_are_unchanged() -> None:
+    """Real SWE-agent conversations all pass, and stay as they are."""
+    _, chunks = plan([Path(os.environ["CHATMASK_SHARED"]) / "data" / "swe_agent_real.jsonl"])
+    rows = [parse(record) for chunk in chunks for record in read(chunk)]
+    assert len(rows) == 22
+    assert [messages_of(row) for row in rows] == [row["messages"] for row in rows]
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "function_call"])
+def test_sharegpt_roles(role: str) -> None:
+    """Each known role name is understood under `from`."""
+    data = {"conversations": [{"from": role, "value": "a"}, {"from": "gpt", "value": "b"}]}
+    assert messages_of(data)[0] == {"role": ROLES[role], "content": "a"}
+
+
+def test_sharegpt_function_call() -> None:
+    """A function_call turn becomes an assistant message with one or more calls, and its result a tool message."""
+    for text in ('{"name": "add", "arguments": {"x": 1}}', '[{"name": "add", "arguments": {"x": 1}}]'):
+        turns = [{"from": "human", "value": "q"}, {"from": "function_call", "value": text}, {"from": "observation", "value": "3"}]
+        called = [{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}]
+        assert messages_of({"conversations": turns})[1:] == [
+            {"role": "assistant", "content": None, "tool_calls": called},
+            {"role": "tool", "content": "3"},
+        ]
+    for text in ("add(1)", "[]", '{"arguments": {}}', '{"name": "a", "name": "b", "arguments": {}}'):
+        error = rejected({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": text}]})
+        assert (error.reason.value, error.message) == ("bad_tool_call", 1)
+
+
+def test_nested_conversations_use_the_last_and_count_the_others() -> None:
+    """Of a log of requests the last is used with its own tools; the record's tools stand in where it has none."""
+    last: Json = {"messages": [USER, ANSWER], "tools": [TOOL]}
+    found = normalise({"conversations": [{"messages": [USER]}, {"messages": [USER]}, last], "tools": []})
+    assert (found.messages, found.tools, found.notes) == ([USER, ANSWER], [TOOL], {"conversations_ignored": 2})
+    assert normalise({"conversations": [{"messages": [USER, ANSWER], "tools": None}], "tools": [TOOL]}).tools == [TOOL]
+    assert rejected({"conversations": [{"messages": [USER]}, USER]}).reason.value == "bad_message"
+
+
+def test_swe_agent_history() -> None:
+    """Bookkeeping goes, text parts are joined, a demonstration is context, a result keeps its call's id."""
+    history: list[Json] = [
+        {"role": "system", "content": "S", "agent": "main", "message_type": "system_prompt"},
+        {"role": "assistant", "content": "demo", "is_demo": True, "agent": "main", "thought": "t", "action": "ls"},
+        {"role": "user", "content": [{"type": "text", "text": "T", "cache_control": {"type": "ephemeral"}}], "tags": []},
+        {"role": "assistant", "content": "look", "thought": "look", "action": "ls", "tool_calls": [CALL], "is_demo": False},
+        {"role": "tool", "content": "out", "tool_call_ids": ["c1"], "message_type": "observation"},
+    ]
+    found = normalise({"history": history, "trajectory": [{"action": "ls"}], "info": {}, "environment": "e"})
+    assert found.messages == [
+        {"role": "system", "content": "S"},
+        {"role": "assistant", "content": "demo"},
+        {"role": "user", "content": "T"},
+        {"role": "assistant", "content": "look", "tool_calls": [CALL]},
+        {"role": "tool", "content": "out", "tool_call_id": "c1"},
+    ]
+    assert found.flags == (None, False, None, None, None)
+
+
+def test_mini_swe_agent_exit_entry_is_counted_and_gone() -> None:
+    """The log's closing `exit` entry is no message; elsewhere that role is unknown."""
+    end = {"role": "exit", "content": "Submitted", "extra": {}}
+    turns = [USER, {**ANSWER, "extra": {"cost": 0.1}}, end]
+    found = normalise({"messages": turns, "trajectory_format": "mini-swe-agent-1.1", "info": {}})
+    assert (found.messages, found.notes) == ([USER, ANSWER], {"exit_messages": 1})
+    assert rejected({"messages": turns}).reason.value == "unknown_role"
+
+
+def test_prompt_and_completion() -> None:
+    """The completion is trained and the prompt's answers are not, unless a message says so itself."""
+    assert normalise({"prompt": "q", "completion": "a"}).flags == (None, True)
+    found = normalise({"prompt": [USER, ANSWER, USER], "completion": [{**ANSWER, "weight": 0}, ANSWER]})
+    assert found.flags == (None, False, None, False, True)
+
+
+def test_two_conversations_in_one_record() -> None:
+    """Two that agree are one, and two that differ are rejected; a lone prompt is metadata."""
+    turns = [{"from": "human", "value": USER["content"]}, {"from": "gpt", "value": ANSWER["content"]}]
+    assert messages_of({"messages": [USER, ANSWER], "conversations": turns}) == [USER, ANSWER]
+    assert messages_of({"messages": [USER, ANSWER], "prompt": "other"}) == [USER, ANSWER]
+    assert rejected({"messages": [USER, ANSWER], "conversations": turns[:1] + turns}).reason.value == "ambiguous_record"
+    assert rejected({"messages": [USER, ANSWER], "prompt": "a", "completion": "b"}).reason.value == "ambiguous_record"
+    both = {"prompt": [USER], "completion": [ANSWER], "messages": [USER, ANSWER]}
+    assert normalise(both).flags == (None, True)
+    assert rejected({**both, "messages": [USER, {**ANSWER, "train": False}]}).reason.value == "flag_conflict"
+
+
+def test_a_system_text_beside_the_turns_is_not_lost() -> None:
+    """`system` becomes the first message, once; a different system message beside it is ambiguous."""
+    found = normalise({"system": "S", "messages": [USER, ANSWER]})
+    assert (found.messages[0], found.flags, found.notes) == (
+        {"role": "system", "content": "S"},
+        (None,) * 3,
+        {"system_from_record": 1},
+    )
+    assert messages_of({"system": "S", "messages": found.messages}) == found.messages
+    assert rejected({"system": "T", "messages": found.messages}).reason.value == "ambiguous_record"
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def test_roles_can_be_extended_and_overridden() -> None:
+    """The `roles` argument adds names and changes known ones."""
+    turns = [{"role": "critic", "content": "a"}, {"role": "developer", "content": "b"}, ANSWER]
+    found = messages_of({"messages": turns}, roles={"critic": "user", "developer": "developer"})
+    assert [message["role"] for message in found] == ["user", "developer", "assistant"]
+
+
+def test_reasoning_under_any_name() -> None:
+    """One reasoning text, or several equal ones, become `reasoning_content`; null content is then allowed."""
+    for fields in ({"reasoning": "r"}, {"thinking": "r", "reasoning_content": "r"}, {"reasoning_content": "r", "reasoning": ""}):
+        assert messages_of(assistant(content="a", **fields))[1] == {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    assert messages_of(assistant(content=None, reasoning="r"))[1]["content"] is None
+
+
+def test_calls_keep_their_arguments() -> None:
+    """Arguments stay a dict or text, a meant null survives, and older forms become `tool_calls`."""
+    assert messages_of(assistant(tool_calls=[CALL]))[1] == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    old = {"name": "add", "arguments": '{"x": null}'}
+    expected = [{"type": "function", "function": old}]
+    for fields in ({"function_call": old}, {"tool_calls": [old]}, {"tool_calls": [{"function": old}], "function_call": old}):
+        assert messages_of(assistant(content="", **fields))[1]["tool_calls"] == expected
+
+
+def test_tools_in_every_form() -> None:
+    """A list, its JSON text, bare functions and the older `functions` are one thing; an empty list is none."""
+    bare = TOOL["function"]
+    forms: list[Json] = [{"tools": [TOOL]}, {"tools": json.dumps([TOOL])}, {"tools": [bare]}, {"functions": [bare]}]
+    forms += [{"tools": [{"type": "function", **bare}]}, {"tools": [TOOL], "functions": [bare]}]
+    for form in forms:
+        assert normalise({"messages": [USER, ANSWER], **form}).tools == [TOOL]
+    nothing: list[Json] = [{"tools": None}, {"tools": []}, {"tools": ""}, {"tools": "[]"}]
+    for empty in nothing:
+        assert normalise({"messages": [USER, ANSWER], **empty}).tools is None
+
+
+@pytest.mark.parametrize("key", ["train", "training", "trainable", "loss", "loss_mask", "weight"])
+def test_flags_are_read_and_removed(key: str) -> None:
+    """Each flag name is understood, as a boolean or as 0 and 1, and does not stay in the message."""
+    for value in (True, False, 0, 1):
+        found = normalise(assistant(content="a", **{key: value}))
+        assert (found.flags, found.messages[1]) == ((None, bool(value)), {"role": "assistant", "content": "a"})
+
+
+# --- rejections -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected", "message"),
+    [
+        ({}, "no_messages", None),
+        ({"text": "<|im_start|>"}, "no_messages", None),
+        ({"messages": "hi"}, "no_messages", None),
+        ({"messages": []}, "empty_messages", None),
+        ({"messages": None, "conversations": []}, "empty_messages", None),
+        ({"messages": [USER]}, "no_assistant", None),
+        ({"messages": [USER, "hi"]}, "bad_message", 1),
+        ({"messages": [{"content": "hi"}]}, "bad_message", 0),
+        ({"messages": [{"role": 1, "content": "hi"}]}, "bad_message", 0),
+        ({"messages": [USER, {"role": "critic", "content": "hi"}]}, "unknown_role", 1),
+        ({"messages": [{"role": "user", "content": None}]}, "null_content", 0),
+        ({"messages": [{"role": "tool"}]}, "null_content", 0),
+        (assistant(content=None), "null_content", 1),
+        (assistant(content=None, reasoning="", tool_calls=[]), "null_content", 1),
+        (assistant(content=5), "bad_content", 1),
+        (assistant(content={"text": "a"}), "bad_content", 1),
+        (assistant(content=[{"type": "text"}]), "bad_content", 1),
+        (assistant(content=[{"type": "image_url"}]), "unsupported_part", 1),
+        (assistant(content=[{"type": "text", "text": "a"}, {"type": "tool_use", "name": "f"}]), "unsupported_part", 1),
+        (assistant(content="a", reasoning="r", thinking="s"), "reasoning_conflict", 1),
+        (assistant(content="a", reasoning={"effort": "low"}), "bad_message", 1),
+        ({"messages": [{**USER, "tool_calls": [CALL]}]}, "bad_message", 0),
+        (assistant(content="a", tool_calls={}), "bad_tool_call", 1),
+        (assistant(content="a", tool_calls=[{"function": {"arguments": {}}}]), "bad_tool_call", 1),
+        (assistant(content="a", tool_calls=[{"name": "f", "parameters": {"x": 1}}]), "bad_tool_call", 1),
+        (assistant(content="a", tool_calls=[{"type": "custom", "name": "f"}]), "bad_tool_call", 1),
+        (assistant(content="a", tool_calls=[CALL], function_call={"name": "g"}), "bad_tool_call", 1),
+        (assistant(content="a", tool_calls=[{"name": "f", "arguments": [1]}]), "bad_tool_arguments", 1),
+        (assistant(content="a", train=True, weight=0), "flag_conflict", 1),
+        (assistant(content="a", train=True, is_demo=True), "flag_conflict", 1),
+        (assistant(content="a", weight=0.5), "bad_flag", 1),
+        (assistant(content="a", loss_mask=[0, 1]), "bad_flag", 1),
+        (assistant(content="a", train="yes"), "bad_flag", 1),
+        (assistant(content="a", tool_call_ids=["a", "b"]), "bad_message", 1),
+        ({"messages": [USER, ANSWER], "tools": "{bad"}, "bad_tools", None),
+        ({"messages": [USER, ANSWER], "tools": {"name": "f"}}, "bad_tools", None),
+        ({"messages": [USER, ANSWER], "tools": ["f"]}, "bad_tools", None),
+        ({"messages": [USER, ANSWER], "tools": [{"type": "function"}]}, "bad_tools", None),
+        ({"messages": [USER, ANSWER], "tools": [{"name": "f", "input_schema": {}}]}, "bad_tools", None),
+        ({"messages": [USER, ANSWER], "tools": [TOOL], "functions": [{"name": "g"}]}, "bad_tools", None),
+    ],
+)
+def test_each_kind_of_bad_conversation_has_its_reason(data: Json, expected: str, message: int | None) -> None:
+    """The rejection carries the right reason and the index of the message at fault."""
+    error = rejected(data)
+    assert (error.reason.value, error.message) == (expected, message)
+
+
+def test_too_many_messages() -> None:
+    """The limit is on the number of messages, and is inclusive."""
+    data = {"messages": [USER, ANSWER]}
+    assert len(messages_of(data, max_messages=2)) == 2
+    assert rejected(data, max_messages=1).reason.value == "too_many_messages"
