@@ -22,7 +22,7 @@ is wrong, and what to do about it. The command line turns a class into an exit c
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
 class ChatmaskError(Exception):
@@ -122,7 +122,7 @@ class BuildLocked(ChatmaskError, BlockingIOError):
     exit_code = 75
 
 
-class RejectReason(str, Enum):
+class RejectReason(StrEnum):
     """Why a row was set aside. The value is what stands in `rejects.jsonl`; `advice` says what to do."""
 
     # the line

@@ -156,7 +156,9 @@ def default_directory(first: str | Path, spec: str) -> Path:
 
 def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options) -> None:
     """Build one shard and its receipt. Depends on the chunk's bytes only, never on who runs it or what ran before."""
-    ledger, rejects = Ledger(), []
+    ledger = Ledger()
+    rejects: list[dict[str, Any]] = []
+    shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
     name = shard_name(chunk.index, count)
     with ShardWriter(storage, staging(directory) / name) as writer:
         for record in read(chunk):
@@ -170,13 +172,15 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
             except RejectedRow as error:
                 ledger.rejects[error.reason.value] += 1
                 rejects.append(_reject(record, error, options))
+                if len(shown) < SHOWN_REJECTS:
+                    shown.append(f"{record.path}:{record.line}: {error}")
                 continue
             _refuse_undeclared(record, example)
             ledger.kept += 1
             ledger.add_example(example, oracle)
             writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, 0, 0))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
-    receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects}
+    receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
 
 
@@ -203,23 +207,19 @@ def _refuse_undeclared(record: Record, example: Example) -> None:
 
 
 def _reject(record: Record, error: RejectedRow, options: Options) -> dict[str, Any]:
-    entry = {
+    entry: dict[str, Any] = {
         "source": record.path,
         "line": record.line,
         "offset": record.offset,
         "reason": error.reason.value,
         "message": error.message,
-        "detail": error.detail if options.keep_rejected else _without_content(error),
+        "advice": error.reason.advice,
         "sha256": hashlib.sha256(record.raw).hexdigest(),
     }
     if options.keep_rejected:
+        entry["detail"] = error.detail
         entry["content"] = record.raw.decode("utf-8", "backslashreplace")
     return entry
-
-
-def _without_content(error: RejectedRow) -> str:
-    """What may stand in rejects.jsonl by default: the advice, which quotes nothing of the row."""
-    return error.reason.advice
 
 
 # --- all chunks -----------------------------------------------------------------------------------------------------------------
@@ -298,9 +298,8 @@ def _work(chunk: Chunk) -> None:
 
 def _too_many(before: Sequence[dict[str, Any]], last: dict[str, Any], shards: int, count: int) -> TooManyRejects:
     ledger = Ledger.total(Ledger.from_dict(receipt["ledger"]) for receipt in [*before, last])
-    entries = last["rejects"]
-    shown = [f"  {e['source']}:{e['line']}: {e['reason']}: {e.get('shown') or e['detail']}" for e in entries[:SHOWN_REJECTS]]
-    more = f"\n  ... and {len(entries) - SHOWN_REJECTS} more" if len(entries) > SHOWN_REJECTS else ""
+    shown = [f"  {line}" for line in last["shown"]]
+    more = f"\n  ... and {len(last['rejects']) - len(shown)} more" if len(last["rejects"]) > len(shown) else ""
     part = "" if shards == count else f" (stopped after part {shards} of {count})"
     return TooManyRejects(
         f"{ledger.rejects.total()} of {ledger.lines} lines rejected{part}; nothing was written. Mend them, or set them aside with "

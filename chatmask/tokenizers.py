@@ -10,6 +10,9 @@ import hashlib
 import json
 import os
 import re
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -189,42 +192,59 @@ def _json(path: Path) -> Any:
         raise TokenizerError(f"{path}: cannot be read as JSON: {error}") from None
 
 
+_WAYS_ON = "give a local folder with --tokenizer DIR, or use --demo for the embedded demo tokenizer"
+
+
 def _from_hub(repo: str, revision: str | None) -> Path:
-    """Files of a hub repository: the local cache first, then the network with a short patience."""
-    ways_on = "give a local folder with --tokenizer DIR, or use --demo for the embedded demo tokenizer"
+    """Folder with the files of a hub repository: the local hub cache first, then the network with little patience."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import constants as hub
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    found: Path | None = None
-    for file in _FILES:
-        cached = None
-        try:
-            cached = try_to_load_from_cache(repo, file, revision=revision)
-        except HFValidationError:
-            raise TokenizerError(f"{repo!r} is neither a folder nor a hub id; {ways_on}") from None
-        if isinstance(cached, str):
-            found = Path(cached).parent
-    if found is not None and (found / "tokenizer.json").is_file():
-        return found
     try:
-        for file in _FILES:
+        cached = [try_to_load_from_cache(repo, file, revision=revision) for file in _FILES]
+    except HFValidationError:
+        raise TokenizerError(f"{repo!r} is neither a folder nor a hub id; {_WAYS_ON}") from None
+    if isinstance(cached[0], str):
+        return Path(cached[0]).parent
+    why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else _unreachable(hub.ENDPOINT)
+    if why:
+        raise TokenizerError(f"the tokenizer {repo!r} is not in the local hub cache and the hub cannot be reached ({why}); {_WAYS_ON}")
+    try:
+        folder = Path(hf_hub_download(repo, _FILES[0], revision=revision)).parent
+        for file in _FILES[1:]:
             try:
-                path = Path(hf_hub_download(repo, file, revision=revision, etag_timeout=3, token=False))
-                found = path.parent
+                hf_hub_download(repo, file, revision=revision)
+            except LocalEntryNotFoundError:
+                raise
             except EntryNotFoundError:
-                if file == "tokenizer.json":
-                    raise TokenizerError(f"{repo}: the hub repository has no tokenizer.json; {ways_on}") from None
-    except TokenizerError:
-        raise
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TokenizerError(
-            f"the tokenizer {repo!r} is not in the local hub cache and the hub could not be reached ({first}); {ways_on}"
-        ) from None
-    assert found is not None
-    return found
+                continue  # not every repository has all of them
+    except (HfHubHTTPError, EntryNotFoundError, OSError, ValueError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise TokenizerError(f"the tokenizer {repo!r} could not be downloaded: {first}; {_WAYS_ON}") from None
+    return folder
+
+
+def _unreachable(endpoint: str, patience: float = 4.0) -> str:
+    """Why the hub does not answer within `patience` seconds, or '' when it does. (The hub's own client retries for half a
+    minute, and a name server may take as long to say no.)"""
+    answer = ["no answer"]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=patience).close()  # noqa: S310
+            answer[0] = ""
+        except urllib.error.HTTPError:
+            answer[0] = ""  # it answers, whatever it says to this request
+        except (OSError, ValueError) as error:
+            answer[0] = str(getattr(error, "reason", error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(patience + 1)
+    return answer[0]
 
 
 # --- control tokens -----------------------------------------------------------------------------------------------------------

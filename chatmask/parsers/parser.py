@@ -16,6 +16,7 @@ from ..conversation import Conversation, normalise
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
 from ..example import Span
 from ..masking import Emission, Mask, mask_tokens
+from ..templates.probe import Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate
@@ -107,8 +108,8 @@ class Parser:
         self.loaded = tokenizer
         self.template_text = _template_text(spec, tokenizer)
         self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
-        variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
-        named = [text for variant in variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
+        self.variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
+        named = [text for variant in self.variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
         self.control = control_tokens(tokenizer, self.template_text, named)
         self.encoder = Encoder(tokenizer, self.control)
@@ -117,9 +118,7 @@ class Parser:
         self.null_content: str | None = ""
         self.trigger: dict[str, str] = {}
         if check:
-            from ..templates.probe import compile_probe
-
-            for variant in variants:
+            for variant in self.variants:
                 compile_probe(self, variant).raise_if_failed()
 
     @cached_property
@@ -406,15 +405,32 @@ def load_parser(
         SpecError: the spec cannot be read, or the tokenizer's template does not bear it out.
         TokenizerError: the tokenizer cannot be had.
     """
+    return Parser(*_choose(spec, tokenizer, demo, overrides))
+
+
+def probe(
+    spec: SpecLike,
+    tokenizer: Any = None,
+    demo: bool = False,
+    overrides: Mapping[str, str] | Sequence[str] = (),
+) -> list[Report]:
+    """Probe a spec without failing: one report, or two (on, off) for an `auto` spec. Arguments and errors as `load_parser`."""
+    parser = Parser(*_choose(spec, tokenizer, demo, overrides), check=False)
+    return [compile_probe(parser, variant) for variant in parser.variants]
+
+
+def _choose(
+    spec: SpecLike, tokenizer: Any, demo: bool, overrides: Mapping[str, str] | Sequence[str]
+) -> tuple[TemplateSpec, Tokenizer]:
     resolved = load_spec(spec, overrides)
     if demo:
         if tokenizer is not None:
             raise SpecError("--demo takes the embedded demo tokenizer; leave --tokenizer out")
         if resolved.demo_template is None:
             raise SpecError(f"the spec {resolved.name} has no demo template; give a tokenizer with --tokenizer DIR")
-        return Parser(resolved, demo_tokenizer(packaged_template(resolved.demo_template)))
+        return resolved, demo_tokenizer(packaged_template(resolved.demo_template))
     if tokenizer is None:
         if resolved.tokenizer.id is None:
             raise SpecError(f"the spec {resolved.name} names no tokenizer; give one with --tokenizer DIR|ID")
-        return Parser(resolved, load_tokenizer(resolved.tokenizer.id, resolved.tokenizer.revision))
-    return Parser(resolved, load_tokenizer(tokenizer))
+        return resolved, load_tokenizer(resolved.tokenizer.id, resolved.tokenizer.revision)
+    return resolved, load_tokenizer(tokenizer)

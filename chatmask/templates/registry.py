@@ -58,7 +58,7 @@ def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ())
             return spec
         data, lines, where = spec.model_dump(), {}, spec.name
     else:
-        path = _find(spec)
+        path = spec_file(spec)
         data, lines = _resolve(path, ())
         where = str(path)
     for key, value in pairs.items():
@@ -78,7 +78,8 @@ def _pairs(overrides: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _find(spec: str | Path) -> Path:
+def spec_file(spec: str | Path) -> Path:
+    """The YAML file of a packaged name, or the file itself; raises SpecError that names near matches."""
     path = Path(spec)
     if path.suffix in (".yaml", ".yml") or isinstance(spec, Path):
         if path.is_file():
@@ -101,7 +102,7 @@ def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]
         if not isinstance(parent, str):
             raise SpecError(f"{path}:{lines.get(('extends',), 1)}: extends: one spec name or file")
         beside = path.parent / parent
-        base, _ = _resolve(beside if beside.suffix in (".yaml", ".yml") else _find(parent), (*seen, path.resolve()))
+        base, _ = _resolve(beside if beside.suffix in (".yaml", ".yml") else spec_file(parent), (*seen, path.resolve()))
         data = merge({k: v for k, v in base.items() if k not in _NOT_INHERITED}, data)
     template = data.get("template")
     if isinstance(template, str) and template.endswith(".jinja") and (path.parent / template).is_file():

@@ -1,0 +1,375 @@
+"""The command line: parses options, calls the library, and translates errors into messages and exit codes, once.
+
+Exit codes: 0 done; 1 a check failed; 2 wrong usage, spec, tokenizer or input; 3 rejected rows above the limit; 75 another build
+holds the directory. With `--json` the last line of standard output is one JSON object; everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from . import __version__
+from .errors import ChatmaskError, CheckFailed, TooManyRejects
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Translates ChatmaskError into a message on standard error and its exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ChatmaskError as error:
+            click.echo(f"chatmask: {error}", err=True)
+            if ctx.obj and ctx.obj.get("json"):
+                ledger = error.ledger if isinstance(error, (CheckFailed, TooManyRejects)) else {}
+                _print_json({"error": str(error), "exit_code": error.exit_code, **ledger})
+            ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            # the reader (head, less) has enough; nothing is wrong
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _json_option(function: F) -> F:
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        ctx.ensure_object(dict)["json"] = value
+        return value
+
+    text = "Print one JSON object as the last line of standard output."
+    return click.option("--json", "as_json", is_flag=True, callback=remember, help=text)(function)
+
+
+def _tokenizer_options(function: F) -> F:
+    function = click.option("--demo", is_flag=True, help="Use the embedded demo tokenizer instead of a real one.")(function)
+    text = "Tokenizer: a folder with tokenizer.json, or a hub id. Default: the spec's own hub id."
+    return click.option("--tokenizer", metavar="DIR|ID", help=text)(function)
+
+
+def _set_option(function: F) -> F:
+    text = "Change a field of the spec, e.g. --set thinking.strip=true. May be given several times."
+    return click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help=text)(function)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="chatmask")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Raw conversations in, verified Arrow shards with assistant loss masks out."""
+    ctx.ensure_object(dict)
+
+
+@main.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--spec", required=True, metavar="NAME|FILE", help="Spec of the chat template (`chatmask specs list`).")
+@click.option("--out", metavar="DIR", help="Output directory. Default: ./<input name>.<spec>/")
+@_tokenizer_options
+@click.option("--bad-rows", type=click.Choice(["fail", "skip"]), default="fail", show_default=True, help="fail: a rejected row fails the build and nothing visible is written; skip: rejects go to rejects.jsonl.")  # fmt: skip
+@click.option("--keep-rejected", is_flag=True, help="Write the content of rejected lines to rejects.jsonl too.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it.")
+@click.option("--parity", type=click.Choice(["sample", "full", "off"]), default="sample", show_default=True, help="Compare trained prefixes with what the server would send: on a sample of the rows, on all, or not.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a finished dataset that was built otherwise.")
+@_set_option
+@_json_option
+def build(
+    inputs: tuple[str, ...],
+    spec: str,
+    out: str | None,
+    tokenizer: str | None,
+    demo: bool,
+    bad_rows: Any,
+    keep_rejected: bool,
+    workers: int,
+    parity: Any,
+    force: bool,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Turn raw conversations into a dataset with loss masks."""
+    from .pipeline import build as run
+
+    with _Progress() as progress:
+        result = run(
+            list(inputs),
+            spec,
+            out,
+            tokenizer=tokenizer,
+            demo=demo,
+            overrides=overrides,
+            bad_rows=bad_rows,
+            workers=workers,
+            parity=parity,
+            keep_rejected=keep_rejected,
+            force=force,
+            progress=progress,
+        )
+    for line in _ledger_lines(result):
+        click.echo(line, err=as_json)
+    if as_json:
+        _print_json(result.summary)
+
+
+@main.command()
+@click.argument("path", metavar="DATASET|INPUT")
+@click.option("--spec", metavar="NAME|FILE", help="Spec, for raw input.")
+@_tokenizer_options
+@click.option("--row", "rows", type=click.IntRange(min=0), multiple=True, metavar="N", help="Show row N (from 0). May be given several times.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show at most N rows. Default: 10 for text and html, all for json.")  # fmt: skip
+@click.option("--format", "style", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
+@click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
+@click.option("--full", is_flag=True, help="Do not fold long context.")
+@_set_option
+def inspect(
+    path: str,
+    spec: str | None,
+    tokenizer: str | None,
+    demo: bool,
+    rows: tuple[int, ...],
+    limit: int | None,
+    style: str,
+    output: str | None,
+    full: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Show what is supervised, what is not, and why."""
+    from .inspecting import inspect_rows, render_html, render_text, to_json
+
+    if limit is None and style != "json" and not rows:
+        limit = 10
+    items = inspect_rows(
+        path, spec=spec, tokenizer=tokenizer, demo=demo, overrides=overrides, rows=list(rows) or None, limit=limit
+    )
+    with _Out(output) as write:
+        if style == "html":
+            write(render_html(items, title=f"chatmask inspect {Path(path).name}"))
+        for item in items if style != "html" else ():
+            if style == "json":
+                write(json.dumps(to_json(item), ensure_ascii=False) + "\n")
+            else:
+                write(render_text(item, color=_color(output), width=_width(output), **({"fold": None} if full else {})) + "\n")
+
+
+@main.command()
+@click.argument("specs", nargs=-1, metavar="[SPEC]...")
+@click.option("--tokenizer", metavar="DIR|ID", help="Run the same conversations on a real tokenizer and its own template.")
+@click.option("--accept", is_flag=True, help="Take what is found as the new snapshots. Refused in CI.")
+@click.option("--reason", metavar="TEXT", help="Why the new snapshots are right; kept in them.")
+@_json_option
+def check(specs: tuple[str, ...], tokenizer: str | None, accept: bool, reason: str | None, as_json: bool) -> None:
+    """Compare specs with their reference snapshots and name any drift."""
+    from .snapshots import check as run
+    from .snapshots import drift_lines
+
+    report = run(specs, tokenizer=tokenizer, accept=accept, reason=reason)
+    for line in drift_lines(report):
+        click.echo(line, err=True)
+    for name in report.accepted:
+        click.echo(f"accepted {name}", err=as_json)
+    state = f"{len(report.drifts)} drifted" if report.drifts else "all hold"
+    click.echo(f"{report.cases} snapshots of {report.specs} specs: {state}", err=as_json)
+    if as_json:
+        _print_json(report.to_dict())
+    if report.drifts:
+        raise click.exceptions.Exit(1)
+
+
+@main.command()
+@click.argument("dataset", metavar="DATASET")
+@_json_option
+def verify(dataset: str, as_json: bool) -> None:
+    """Check every byte and every row of a finished dataset against its manifest."""
+    from .loading import verify as run
+
+    result = run(dataset)
+    click.echo(
+        f"{dataset}: whole; {result['rows']:,} rows, {result['tokens']:,} tokens, {result['supervised_tokens']:,} supervised, "
+        f"{result['shards']} shards",
+        err=as_json,
+    )
+    if as_json:
+        _print_json({"dataset": dataset, "ok": True, **result})
+
+
+@main.group()
+def specs() -> None:
+    """List, show and probe specs."""
+
+
+@specs.command("list")
+@_json_option
+def specs_list(as_json: bool) -> None:
+    """All packaged specs: family, thinking modes, prefix stability, and what each was verified against."""
+    from .templates.registry import list_specs, load_spec
+
+    rows = []
+    for name in list_specs():
+        spec = load_spec(name)
+        rows.append(
+            {
+                "name": name,
+                "family": spec.family,
+                "thinking": spec.thinking.mode,
+                "prefix_stable": spec.prefix_stable,
+                "rewritten": spec.rewritten.model_dump(),
+                "verified": spec.verified,
+                "description": spec.description,
+            }
+        )
+    table = [(r["name"], r["family"], r["thinking"], "stable" if r["prefix_stable"] else "rewrites", "; ".join(r["verified"])) for r in rows]
+    head = ("NAME", "FAMILY", "THINKING", "HISTORY", "VERIFIED AGAINST")
+    widths = [max(len(str(row[i])) for row in [head, *table]) for i in range(4)]
+    for row in [head, *table]:
+        click.echo("  ".join(str(cell).ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip(), err=as_json)
+    if as_json:
+        _print_json({"specs": rows})
+
+
+@specs.command("show")
+@click.argument("name", metavar="NAME|FILE")
+@_set_option
+def specs_show(name: str, overrides: tuple[str, ...]) -> None:
+    """One spec, resolved: what it inherits and every default written out, as YAML."""
+    import yaml
+
+    from .templates.registry import load_spec
+
+    click.echo(yaml.safe_dump(load_spec(name, overrides).model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@specs.command("schema")
+def specs_schema() -> None:
+    """The JSON Schema of a spec file, for editors."""
+    from .templates.spec import TemplateSpec
+
+    click.echo(json.dumps(TemplateSpec.model_json_schema(), indent=2))
+
+
+@specs.command("probe")
+@click.argument("name", metavar="NAME|FILE")
+@_tokenizer_options
+@_set_option
+@_json_option
+def specs_probe(name: str, tokenizer: str | None, demo: bool, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Try every claim of a spec on a tokenizer's own template; expected beside found."""
+    from .parsers.parser import probe
+
+    reports = probe(name, tokenizer=tokenizer, demo=demo, overrides=overrides)
+    for report in reports:
+        click.echo(f"{report.spec} on {report.tokenizer}", err=as_json)
+        for finding in report.findings:
+            mark = "ok  " if finding.ok else "FAIL"
+            click.echo(f"  {mark}  {finding.claim}\n          expected  {finding.expected}\n          found     {finding.found}", err=as_json)
+    if as_json:
+        _print_json({"ok": all(r.ok for r in reports), "reports": [_report(r) for r in reports]})
+    if not all(report.ok for report in reports):
+        raise click.exceptions.Exit(2)
+
+
+def _report(report: Any) -> dict[str, Any]:
+    findings = [{"claim": f.claim, "expected": f.expected, "found": f.found, "ok": f.ok} for f in report.findings]
+    return {"spec": report.spec, "tokenizer": report.tokenizer, "ok": report.ok, "findings": findings}
+
+
+# --- what people see ------------------------------------------------------------------------------------------------------------
+
+
+def _ledger_lines(result: Any) -> Sequence[str]:
+    ledger = result.ledger
+    share = 100 * ledger.supervised_tokens / ledger.tokens if ledger.tokens else 0.0
+
+    def counts(values: dict[str, int]) -> str:
+        shown = [f"{n:,} {name}" for name, n in sorted(values.items()) if n]
+        return f" ({', '.join(shown)})" if shown else ""
+
+    head = "already built, nothing to do" if result.already_built else "built"
+    if result.resumed_shards:
+        head += f" ({result.resumed_shards} shards were there from a build that was stopped)"
+    lines = [f"{result.dataset}: {head} with {result.manifest['spec']['name']}"]
+    if result.manifest["tokenizer"]["demo"]:
+        lines.append("  DEMO      made with the embedded demo tokenizer; no model has this vocabulary, so do not train on it")
+    lines += [
+        f"  lines     {ledger.lines:,} = {ledger.kept:,} kept + {ledger.rejects.total():,} rejected{counts(ledger.rejects)} "
+        f"+ {ledger.dropped.total():,} dropped{counts(ledger.dropped)} + {ledger.blanks:,} blank",
+        f"  samples   {ledger.samples:,} in {len(result.manifest['shards'])} shards",
+        f"  tokens    {ledger.tokens:,}, of which {ledger.supervised_tokens:,} supervised ({share:.1f} %)",
+        f"  turns     {ledger.turns:,} assistant turns, {ledger.trained_turns:,} trained{counts(ledger.untrained)}",
+    ]
+    if ledger.rewritten.total():
+        lines.append(f"  rewritten {ledger.rewritten.total():,} turns render otherwise than they were served{counts(ledger.rewritten)}")
+    if ledger.parity["turns"]:
+        broken = counts({k: v for k, v in ledger.parity.items() if k != "turns"})
+        lines.append(f"  parity    {ledger.parity['turns']:,} turns compared with the served prompt{broken or ', all equal'}")
+    extra = {"control literals in content": ledger.control_text, "straddling tokens": ledger.straddles, "messages with declared drops": ledger.content_dropped}  # fmt: skip
+    lines += [f"  note      {n:,} {what}" for what, n in {**extra, **ledger.notes}.items() if n]
+    lines.append(f"  time      {result.seconds:.1f} s")
+    return lines
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere one plain line whenever another tenth is done (if there is more than one part)."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.tenth = 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if total < 2:
+            return
+        if sys.stderr.isatty():
+            if self.bar is None:
+                self.bar = click.progressbar(length=total, label="building", file=sys.stderr)
+                self.bar.__enter__()
+            self.bar.update(done - self.bar.pos)
+        elif 10 * done // total > self.tenth:
+            self.tenth = 10 * done // total
+            click.echo(f"building: {done} of {total} parts", err=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.render_finish()
+
+
+class _Out:
+    """A writer for a file or standard output."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def __enter__(self) -> Callable[[str], Any]:
+        if self.path is None:
+            return lambda text: click.echo(text, nl=False)
+        try:
+            self.file = open(self.path, "w", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        except OSError as error:
+            raise click.UsageError(f"-o {self.path}: {error.strerror}") from None
+        return self.file.write  # type: ignore[no-any-return]
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def _color(output: str | None) -> bool:
+    return output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _width(output: str | None) -> int | None:
+    import shutil
+
+    return shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None

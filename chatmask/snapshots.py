@@ -1,0 +1,390 @@
+"""Reference snapshots: what a spec made of a conversation when somebody last looked, and in what way it differs now.
+
+`specs/snapshots/<spec>/<case>.json` holds conversation, text, ids, mask and spans. `check` runs the conversation again and names
+the kind of drift. Snapshots are taken with the embedded demo tokenizer, so the check runs anywhere; with `tokenizer=` the same
+conversations run on a real tokenizer and its own template, and text and spans must be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .canonical import fingerprint
+from .cases import CASES, conversation
+from .errors import ChatmaskError, CheckFailed, RejectedRow, SpecError
+from .parsers.parser import Example, Parser
+from .storage import Storage
+from .templates.probe import compile_probe
+from .templates.registry import SpecLike, list_specs, load_spec, packaged_template, spec_file, specs_dir
+from .templates.spec import TemplateSpec
+from .tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+
+# most severe first; the first that applies is the headline
+DRIFTS = {
+    "zero_supervision": "nothing of the conversation is trained any more",
+    "lost_supervision": "tokens that were trained no longer are",
+    "stop_token_lost": "the end-of-turn token is no longer trained",
+    "boilerplate_supervised": "tokens are trained that the template writes, not the model",
+    "tool_text_supervised": "text of a tool result is trained",
+    "span_moved": "a span begins or ends elsewhere",
+    "text_changed": "the template renders other text",
+    "tokens_changed": "the same text has other ids",
+    "parity_broken": "the trained prefix differs from the served prompt in another way than before",
+    "refusal_changed": "a conversation that was refused is accepted, or refused for another reason",
+    "snapshot_edited": "the snapshot file was changed by hand, or damaged",
+}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One snapshot that no longer holds.
+
+    Attributes:
+        spec, case: which one.
+        kinds: names from `DRIFTS`, most severe first.
+        detail: conversation, first difference, decoded context; several lines.
+    """
+
+    spec: str
+    case: str
+    kinds: tuple[str, ...]
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found: how much was compared, the drifts, and what `--accept` wrote."""
+
+    specs: int
+    cases: int
+    drifts: tuple[Drift, ...]
+    accepted: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `check --json` prints."""
+        return {
+            "specs": self.specs,
+            "cases": self.cases,
+            "ok": not self.drifts,
+            "drifts": [{"spec": d.spec, "case": d.case, "drift": d.kinds[0], "kinds": list(d.kinds), "detail": d.detail} for d in self.drifts],
+            "accepted": list(self.accepted),
+        }  # fmt: skip
+
+
+def check(
+    specs: Sequence[SpecLike] = (),
+    *,
+    tokenizer: Any = None,
+    accept: bool = False,
+    reason: str | None = None,
+    storage: Storage | None = None,
+) -> CheckReport:
+    """Compare specs with their snapshots.
+
+    Args:
+        specs: names or files; none means all packaged specs.
+        tokenizer: run on this tokenizer instead of the demo one (text and spans are compared, ids are not).
+        accept: write what is found as the new snapshots; needs a reason, refused where the variable CI is set.
+        reason: one line that stays in the snapshot.
+
+    Raises:
+        SpecError: a spec cannot be read; `--accept` without a reason, in CI, or with another tokenizer.
+    """
+    if accept:
+        _refuse_careless(reason, tokenizer)
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    drifts: list[Drift] = []
+    accepted: list[str] = []
+    cases = 0
+    names = list(specs) or list_specs()
+    for like in names:
+        spec = load_spec(like)
+        folder = snapshot_folder(like, spec)
+        kept = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+        if not kept and not accept:
+            drifts.append(Drift(spec.name, "-", ("snapshot_edited",), f"no snapshots in {folder}; make them with --accept --reason TEXT"))
+            continue
+        parser, complaint = _compile(spec, loaded)
+        for case in sorted({*kept, *(CASES if accept else ())}):
+            cases += 1
+            before = kept.get(case)
+            record = before["conversation"] if before else conversation(case, spec)
+            now = take(parser, case, record)
+            kinds, detail = ((), "") if before is None else compare(before, now, parser, same_tokenizer=loaded is None)
+            if accept:
+                if before is None or kinds:
+                    _write(storage or Storage(), folder / f"{case}.json", now, before, str(reason), kinds)
+                    accepted.append(f"{spec.name}/{case}")
+            elif kinds:
+                drifts.append(Drift(spec.name, case, kinds, detail))
+        if complaint and not accept and not any(drift.spec == spec.name for drift in drifts):
+            drifts.append(Drift(spec.name, "probe", ("parity_broken",), complaint))
+        if complaint and accept:
+            raise SpecError(f"{complaint}\nnothing may be accepted while the probe fails")
+    return CheckReport(len(names), cases, tuple(drifts), tuple(accepted))
+
+
+def snapshot_folder(like: SpecLike, spec: TemplateSpec) -> Path:
+    """Where a spec's snapshots lie: beside its file, else with the packaged ones of the same name."""
+    if not isinstance(like, TemplateSpec):
+        beside = spec_file(like).parent / "snapshots" / spec.name
+        if beside.is_dir() or spec_file(like).parent != specs_dir() and not (specs_dir() / "snapshots" / spec.name).is_dir():
+            return beside
+    return specs_dir() / "snapshots" / spec.name
+
+
+def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The snapshot of one conversation, as plain JSON values (unsealed)."""
+    base: dict[str, Any] = {
+        "spec": parser.spec.name,
+        "case": case,
+        "about": CASES[case][0] if case in CASES else "",
+        "conversation": record,
+    }
+    hashes = {"template": hashlib.sha256(parser.template_text.encode()).hexdigest(), "tokenizer": parser.loaded.sha256}
+    try:
+        example = parser.example(_normal(parser, record), oracle=True)
+    except RejectedRow as error:
+        base["refused"] = {"reason": error.reason.value, "message": error.message, "detail": error.detail}
+    else:
+        thinks = any("reasoning_content" in m for m in record["messages"])
+        base |= {
+            "kwargs": parser.spec.for_sample(thinks).kwargs,
+            "text": example.text,
+            "spans": [
+                {"message": s.message, "start": s.start, "end": s.end, "trained": s.trained, "reason": s.reason, "text": _decode(parser, example, s.start, s.end)}
+                for s in example.spans
+            ],
+            "rewritten": {str(i): kind for i, kind in sorted(example.rewritten.items())},
+            "parity": [{"message": b.message, "kind": b.kind, "declared": b.declared} for b in example.parity],
+            "straddles": example.straddles,
+            "control_text": example.control_text,
+            "input_ids": example.input_ids,
+            "loss_mask": example.loss_mask,
+        }  # fmt: skip
+        hashes["text"] = hashlib.sha256(example.text.encode()).hexdigest()
+    return {**base, "hashes": hashes}
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, same_tokenizer: bool = True) -> tuple[tuple[str, ...], str]:
+    """Kinds of drift between a kept snapshot and a new one, most severe first, and the difference in words."""
+    kinds: set[str] = set()
+    notes: list[str] = []
+    sealed = before.get("sha256")
+    if sealed != fingerprint({k: v for k, v in before.items() if k != "sha256"}):
+        kinds.add("snapshot_edited")
+        notes.append("the snapshot's own sha256 does not fit its contents")
+    if ("refused" in before) != ("refused" in now):
+        if "refused" in now:
+            kinds.add("zero_supervision" if any(before["loss_mask"]) else "refusal_changed")
+            notes.append(f"now refused: {now['refused']['reason']}: {now['refused']['detail']}")
+        else:
+            kinds.add("refusal_changed")
+            notes.append(f"was refused ({before['refused']['reason']}), now trains {_trained_text(now)}")
+    elif "refused" in before:
+        if before["refused"]["reason"] != now["refused"]["reason"]:
+            kinds.add("refusal_changed")
+            notes.append(f"was refused for {before['refused']['reason']}, now for {now['refused']['reason']}: {now['refused']['detail']}")
+    else:
+        _compare_examples(before, now, parser, same_tokenizer, kinds, notes)
+    if same_tokenizer and not kinds and before["hashes"] != now["hashes"]:
+        changed = [key for key in now["hashes"] if before["hashes"].get(key) != now["hashes"][key]]
+        kinds.add("tokens_changed" if changed == ["tokenizer"] else "text_changed")
+        notes.append(f"hash of the {' and '.join(changed)} changed, this conversation's text and ids did not; look, then --accept")
+    if not kinds:
+        return (), ""
+    shown = "\n".join(f"    {m['role']}: {json.dumps(m.get('content'), ensure_ascii=False)}" for m in before["conversation"]["messages"])
+    return tuple(k for k in DRIFTS if k in kinds), "\n".join([*(f"  {note}" for note in notes), "  conversation:", shown])
+
+
+def _compare_examples(
+    before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, same_tokenizer: bool, kinds: set[str], notes: list[str]
+) -> None:
+    if before["text"] != now["text"]:
+        kinds.add("text_changed")
+        at = _first(before["text"], now["text"])
+        notes.append(f"text, character {at}: was {before['text'][max(0, at - 20) : at + 60]!r}, is {now['text'][max(0, at - 20) : at + 60]!r}")
+    if same_tokenizer and before["text"] == now["text"] and before["input_ids"] != now["input_ids"]:
+        kinds.add("tokens_changed")
+        at = _first(before["input_ids"], now["input_ids"])
+        notes.append(f"ids, token {at}: was {before['input_ids'][at : at + 4]}, is {now['input_ids'][at : at + 4]} {_context(parser, now, at)}")
+    if any(before["loss_mask"]) and not any(now["loss_mask"]):
+        kinds.add("zero_supervision")
+    for key in ("rewritten", "parity"):
+        if before[key] != now[key] and not (key == "parity" and not same_tokenizer):
+            kinds.add("parity_broken")
+            notes.append(f"{key}: was {json.dumps(before[key])}, is {json.dumps(now[key])}")
+    undeclared = [b for b in now["parity"] if not b["declared"]]
+    if undeclared:
+        kinds.add("parity_broken")
+        notes.append(f"message {undeclared[0]['message']}: the trained prefix is not the served prompt ({undeclared[0]['kind']})")
+    _compare_spans(before, now, kinds, notes, same_tokenizer)
+    if same_tokenizer and before["input_ids"] == now["input_ids"] and before["loss_mask"] != now["loss_mask"]:
+        _compare_masks(before, now, parser, kinds, notes)
+
+
+def _compare_spans(before: Mapping[str, Any], now: Mapping[str, Any], kinds: set[str], notes: list[str], same_tokenizer: bool) -> None:
+    """Spans by what they hold: the same under any tokenizer that renders the same text."""
+    old, new = {s["message"]: s for s in before["spans"]}, {s["message"]: s for s in now["spans"]}
+    fields = ("message", "start", "end", "trained", "reason", "text") if same_tokenizer else ("message", "trained", "reason", "text")
+    for message in sorted({*old, *new}):
+        a, b = old.get(message), new.get(message)
+        if a is not None and b is not None and all(a[f] == b[f] for f in fields):
+            continue
+        notes.append(f"message {message}: was {_span(a)}, is {_span(b)}")
+        if a is None or b is None:
+            kinds.add("lost_supervision" if b is None else "boilerplate_supervised")
+        elif a["trained"] != b["trained"]:
+            kinds.add("lost_supervision" if a["trained"] else "boilerplate_supervised")
+        elif a["reason"] != b["reason"] or a["text"] == b["text"]:
+            kinds.add("span_moved")
+        else:
+            _classify_text(a["text"], b["text"], before, message, kinds)
+
+
+def _classify_text(was: str, now: str, before: Mapping[str, Any], message: int, kinds: set[str]) -> None:
+    """How one span's text changed: more in front is boilerplate, more behind is the next message's, less is lost."""
+    if now.endswith(was):
+        kinds.add("boilerplate_supervised")
+    elif now.startswith(was):
+        messages = before["conversation"]["messages"]
+        follows = messages[message + 1]["role"] if message + 1 < len(messages) else ""
+        kinds.add("tool_text_supervised" if follows == "tool" and now[len(was) :].strip() else "boilerplate_supervised")
+    elif was.startswith(now):
+        kinds.add("stop_token_lost")
+    elif was.endswith(now):
+        kinds.add("lost_supervision")
+    else:
+        kinds.add("span_moved")
+
+
+def _compare_masks(before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, kinds: set[str], notes: list[str]) -> None:
+    old, new = before["loss_mask"], now["loss_mask"]
+    if len(old) != len(new):
+        kinds.add("span_moved")
+        notes.append(f"mask: was {len(old)} long, is {len(new)}")
+        return
+    gained = [k for k, (a, b) in enumerate(zip(old, new, strict=True)) if b and not a]
+    lost = [k for k, (a, b) in enumerate(zip(old, new, strict=True)) if a and not b]
+    if gained and "tool_text_supervised" not in kinds:
+        kinds.add("boilerplate_supervised")
+    if lost:
+        ends = {s["end"] - 1 for s in before["spans"] if s["trained"]}
+        kinds.add("stop_token_lost" if set(lost) <= ends else "lost_supervision")
+    at = min(gained + lost)
+    notes.append(f"mask, token {at}: was {old[at]}, is {new[at]} {_context(parser, now, at)}")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict) or not {"conversation", "hashes"} <= set(value):
+            raise ValueError("fields are missing")
+    except ValueError as error:
+        raise CheckFailed(f"{path}: not a snapshot ({error}); restore it, or delete it and --accept") from None
+    return value
+
+
+def _write(
+    storage: Storage, path: Path, now: Mapping[str, Any], before: Mapping[str, Any] | None, reason: str, kinds: Sequence[str]
+) -> None:
+    history = [*(before.get("accepted", ()) if before else ()), {"reason": reason, "drift": list(kinds)}]
+    body = {**now, "versions": {n: version(n) for n in ("jinja2", "tokenizers")}, "accepted": history}
+    body["sha256"] = fingerprint(body)
+    for folder in reversed([p for p in (path.parent, *path.parent.parents) if not p.is_dir()]):
+        storage.mkdir(folder)
+    storage.write_atomic(path, _pretty(body))
+
+
+def _pretty(value: Mapping[str, Any]) -> bytes:
+    """One line a field or a list item, so that a diff shows what changed; ids and mask stay on one line each."""
+    lines = []
+    for key, item in value.items():
+        if key in ("input_ids", "loss_mask", "hashes", "versions", "kwargs", "rewritten") or not isinstance(item, (list, dict)) or not item:
+            text = json.dumps(item, ensure_ascii=False)
+        elif isinstance(item, list):
+            text = "[\n" + ",\n".join(f"    {json.dumps(x, ensure_ascii=False)}" for x in item) + "\n  ]"
+        elif key == "conversation":
+            inner = ",\n".join(
+                f'    "{k}": [\n' + ",\n".join(f"      {json.dumps(x, ensure_ascii=False)}" for x in v) + "\n    ]" for k, v in item.items()
+            )
+            text = "{\n" + inner + "\n  }"
+        else:
+            text = json.dumps(item, ensure_ascii=False)
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _refuse_careless(reason: str | None, tokenizer: Any) -> None:
+    if not reason or not reason.strip():
+        raise SpecError("--accept needs --reason TEXT: one line that says why the new masks are right; it is kept in the snapshot")
+    if os.environ.get("CI"):
+        raise SpecError("--accept is refused in CI: look at the drift on a machine of yours, accept there, and commit the snapshots")
+    if tokenizer is not None:
+        raise SpecError("snapshots hold the demo tokenizer's ids; --accept goes without --tokenizer")
+
+
+# --- small helpers --------------------------------------------------------------------------------------------------------------
+
+
+def _compile(spec: TemplateSpec, loaded: Tokenizer | None) -> tuple[Parser, str]:
+    """A parser even of a spec that fails its probe (so that the drift can be named), and what the probe says."""
+    if loaded is None:
+        if spec.demo_template is None:
+            raise SpecError(f"the spec {spec.name} has no demo_template; check it with --tokenizer DIR")
+        loaded = demo_tokenizer(packaged_template(spec.demo_template))
+    parser = Parser(spec, loaded, check=False)
+    complaints = []
+    for variant in parser.variants:
+        try:
+            compile_probe(parser, variant).raise_if_failed()
+        except ChatmaskError as error:
+            complaints.append(str(error))
+    return parser, "\n".join(complaints)
+
+
+def _normal(parser: Parser, record: Mapping[str, Any]) -> Any:
+    from .conversation import normalise
+
+    return normalise(record, roles=parser.spec.roles)
+
+
+def _decode(parser: Parser, example: Example, start: int, end: int) -> str:
+    return parser.loaded.decode(example.ids[start:end])
+
+
+def _context(parser: Parser, now: Mapping[str, Any], at: int) -> str:
+    ids = now["input_ids"]
+    return f"in {parser.loaded.decode(ids[max(0, at - 6) : at])!r} >> {parser.loaded.decode(ids[at : at + 1])!r} << {parser.loaded.decode(ids[at + 1 : at + 7])!r}"
+
+
+def _trained_text(value: Mapping[str, Any]) -> str:
+    return ", ".join(repr(s["text"]) for s in value["spans"] if s["trained"])
+
+
+def _span(span: Mapping[str, Any] | None) -> str:
+    if span is None:
+        return "no span"
+    state = "trained" if span["trained"] else f"not trained ({span['reason']})"
+    return f"{state} {span['start']}:{span['end']} {span['text']!r}"
+
+
+def _first(a: Sequence[Any], b: Sequence[Any]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def drift_lines(report: CheckReport) -> Iterable[str]:
+    """The report in words, for a terminal."""
+    for drift in report.drifts:
+        yield f"{drift.spec}/{drift.case}: {', '.join(drift.kinds)}: {DRIFTS[drift.kinds[0]]}"
+        yield drift.detail
