@@ -78,7 +78,9 @@ def main(ctx: click.Context) -> None:
 @_tokenizer_options
 @click.option("--bad-rows", type=click.Choice(["fail", "skip"]), default="fail", show_default=True, help="fail: a rejected row fails the build and nothing visible is written; skip: rejects go to rejects.jsonl.")  # fmt: skip
 @click.option("--keep-rejected", is_flag=True, help="Write the content of rejected lines to rejects.jsonl too.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it."
+)
 @click.option("--parity", type=click.Choice(["sample", "full", "off"]), default="sample", show_default=True, help="Compare trained prefixes with what the server would send: on a sample of the rows, on all, or not.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a finished dataset that was built otherwise.")
 @_set_option
@@ -213,7 +215,7 @@ def specs_list(as_json: bool) -> None:
     """All packaged specs: family, thinking modes, prefix stability, and what each was verified against."""
     from .templates.registry import list_specs, load_spec
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in list_specs():
         spec = load_spec(name)
         rows.append(
@@ -227,7 +229,10 @@ def specs_list(as_json: bool) -> None:
                 "description": spec.description,
             }
         )
-    table = [(r["name"], r["family"], r["thinking"], "stable" if r["prefix_stable"] else "rewrites", "; ".join(r["verified"])) for r in rows]
+    table = [
+        (r["name"], r["family"], r["thinking"], "stable" if r["prefix_stable"] else "rewrites", "; ".join(r["verified"]))
+        for r in rows
+    ]
     head = ("NAME", "FAMILY", "THINKING", "HISTORY", "VERIFIED AGAINST")
     widths = [max(len(str(row[i])) for row in [head, *table]) for i in range(4)]
     for row in [head, *table]:
@@ -270,7 +275,10 @@ def specs_probe(name: str, tokenizer: str | None, demo: bool, overrides: tuple[s
         click.echo(f"{report.spec} on {report.tokenizer}", err=as_json)
         for finding in report.findings:
             mark = "ok  " if finding.ok else "FAIL"
-            click.echo(f"  {mark}  {finding.claim}\n          expected  {finding.expected}\n          found     {finding.found}", err=as_json)
+            click.echo(
+                f"  {mark}  {finding.claim}\n          expected  {finding.expected}\n          found     {finding.found}",
+                err=as_json,
+            )
     if as_json:
         _print_json({"ok": all(r.ok for r in reports), "reports": [_report(r) for r in reports]})
     if not all(report.ok for report in reports):
@@ -307,7 +315,9 @@ def _ledger_lines(result: Any) -> Sequence[str]:
         f"  turns     {ledger.turns:,} assistant turns, {ledger.trained_turns:,} trained{counts(ledger.untrained)}",
     ]
     if ledger.rewritten.total():
-        lines.append(f"  rewritten {ledger.rewritten.total():,} turns render otherwise than they were served{counts(ledger.rewritten)}")
+        lines.append(
+            f"  rewritten {ledger.rewritten.total():,} turns render otherwise than they were served{counts(ledger.rewritten)}"
+        )
     if ledger.parity["turns"]:
         broken = counts({k: v for k, v in ledger.parity.items() if k != "turns"})
         lines.append(f"  parity    {ledger.parity['turns']:,} turns compared with the served prompt{broken or ', all equal'}")
@@ -355,7 +365,7 @@ class _Out:
         if self.path is None:
             return lambda text: click.echo(text, nl=False)
         try:
-            self.file = open(self.path, "w", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+            self.file = open(self.path, "w", encoding="utf-8")
         except OSError as error:
             raise click.UsageError(f"-o {self.path}: {error.strerror}") from None
         return self.file.write  # type: ignore[no-any-return]

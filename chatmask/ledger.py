@@ -74,7 +74,9 @@ class Ledger:
         """Check the equation of promise 4; raises CheckFailed."""
         accounted = self.kept + self.rejects.total() + self.dropped.total() + self.blanks
         if self.lines != accounted:
-            raise CheckFailed(f"{where}: {self.lines} lines but {accounted} accounted for; this is a defect of chatmask, please report it")
+            raise CheckFailed(
+                f"{where}: {self.lines} lines but {accounted} accounted for; this is a defect of chatmask, please report it"
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +86,11 @@ class Ledger:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Ledger:
         """What `to_dict` gave."""
-        return cls(**{f.name: Counter(v) if isinstance(v := value[f.name], dict) else v for f in fields(cls)})
+        result = cls()
+        for f in fields(cls):
+            given = value[f.name]
+            setattr(result, f.name, Counter(given) if isinstance(given, dict) else given)
+        return result
 
     @classmethod
     def total(cls, ledgers: Iterable[Ledger]) -> Ledger:

@@ -243,7 +243,7 @@ def _build_shards(
     missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
     built = _run(parser, storage, directory, missing, count, run, options, min(workers, len(missing)))
     waiting = {chunk.index for chunk in missing}
-    receipts = []
+    receipts: list[dict[str, Any]] = []
     for chunk in chunks:
         if chunk.index in waiting:
             next(built)
@@ -259,7 +259,14 @@ def _build_shards(
 
 
 def _run(
-    parser: Parser, storage: Storage, directory: Path, chunks: Sequence[Chunk], count: int, run: str, options: Options, workers: int
+    parser: Parser,
+    storage: Storage,
+    directory: Path,
+    chunks: Sequence[Chunk],
+    count: int,
+    run: str,
+    options: Options,
+    workers: int,
 ) -> Iterator[None]:
     if workers <= 1:
         for chunk in chunks:
@@ -311,7 +318,9 @@ def _too_many(before: Sequence[dict[str, Any]], last: dict[str, Any], shards: in
 def _refuse_nothing(ledger: Ledger, spec: TemplateSpec) -> None:
     if not ledger.supervised_tokens:
         reasons = ", ".join(f"{n} {reason}" for reason, n in (ledger.rejects + ledger.dropped).most_common()) or "no rows"
-        raise CheckFailed(f"the spec {spec.name} supervises nothing on this input ({ledger.lines} lines: {reasons})", ledger.to_dict())
+        raise CheckFailed(
+            f"the spec {spec.name} supervises nothing on this input ({ledger.lines} lines: {reasons})", ledger.to_dict()
+        )
 
 
 def _reject_lines(receipts: Sequence[dict[str, Any]]) -> Iterable[bytes]:
@@ -355,8 +364,12 @@ def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict
             return manifest
         if force:
             return None
-        raise SpecError(f"{directory} is finished and was built otherwise; --force replaces it. What differs:\n  " + "\n  ".join(changed))
-    foreign = [p.name for p in directory.iterdir() if not p.name.startswith((".chatmask", "data-", "dataset_info", "state.", "rejects."))]
+        raise SpecError(
+            f"{directory} is finished and was built otherwise; --force replaces it. What differs:\n  " + "\n  ".join(changed)
+        )
+    foreign = [
+        p.name for p in directory.iterdir() if not p.name.startswith((".chatmask", "data-", "dataset_info", "state.", "rejects."))
+    ]
     if foreign and not force:
         raise ChatmaskError(f"{directory} holds other files ({', '.join(sorted(foreign)[:3])}); choose an empty directory")
     return None

@@ -109,7 +109,9 @@ def check(
         folder = snapshot_folder(like, spec)
         kept = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
         if not kept and not accept:
-            drifts.append(Drift(spec.name, "-", ("snapshot_edited",), f"no snapshots in {folder}; make them with --accept --reason TEXT"))
+            drifts.append(
+                Drift(spec.name, "-", ("snapshot_edited",), f"no snapshots in {folder}; make them with --accept --reason TEXT")
+            )
             continue
         parser, complaint = _compile(spec, loaded)
         for case in sorted({*kept, *(CASES if accept else ())}):
@@ -135,7 +137,7 @@ def snapshot_folder(like: SpecLike, spec: TemplateSpec) -> Path:
     """Where a spec's snapshots lie: beside its file, else with the packaged ones of the same name."""
     if not isinstance(like, TemplateSpec):
         beside = spec_file(like).parent / "snapshots" / spec.name
-        if beside.is_dir() or spec_file(like).parent != specs_dir() and not (specs_dir() / "snapshots" / spec.name).is_dir():
+        if beside.is_dir() or (spec_file(like).parent != specs_dir() and not (specs_dir() / "snapshots" / spec.name).is_dir()):
             return beside
     return specs_dir() / "snapshots" / spec.name
 
@@ -173,7 +175,9 @@ def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]
     return {**base, "hashes": hashes}
 
 
-def compare(before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, same_tokenizer: bool = True) -> tuple[tuple[str, ...], str]:
+def compare(
+    before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, same_tokenizer: bool = True
+) -> tuple[tuple[str, ...], str]:
     """Kinds of drift between a kept snapshot and a new one, most severe first, and the difference in words."""
     kinds: set[str] = set()
     notes: list[str] = []
@@ -191,16 +195,22 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], parser: Parser, s
     elif "refused" in before:
         if before["refused"]["reason"] != now["refused"]["reason"]:
             kinds.add("refusal_changed")
-            notes.append(f"was refused for {before['refused']['reason']}, now for {now['refused']['reason']}: {now['refused']['detail']}")
+            notes.append(
+                f"was refused for {before['refused']['reason']}, now for {now['refused']['reason']}: {now['refused']['detail']}"
+            )
     else:
         _compare_examples(before, now, parser, same_tokenizer, kinds, notes)
     if same_tokenizer and not kinds and before["hashes"] != now["hashes"]:
         changed = [key for key in now["hashes"] if before["hashes"].get(key) != now["hashes"][key]]
         kinds.add("tokens_changed" if changed == ["tokenizer"] else "text_changed")
-        notes.append(f"hash of the {' and '.join(changed)} changed, this conversation's text and ids did not; look, then --accept")
+        notes.append(
+            f"hash of the {' and '.join(changed)} changed, this conversation's text and ids did not; look, then --accept"
+        )
     if not kinds:
         return (), ""
-    shown = "\n".join(f"    {m['role']}: {json.dumps(m.get('content'), ensure_ascii=False)}" for m in before["conversation"]["messages"])
+    shown = "\n".join(
+        f"    {m['role']}: {json.dumps(m.get('content'), ensure_ascii=False)}" for m in before["conversation"]["messages"]
+    )
     return tuple(k for k in DRIFTS if k in kinds), "\n".join([*(f"  {note}" for note in notes), "  conversation:", shown])
 
 
@@ -210,11 +220,15 @@ def _compare_examples(
     if before["text"] != now["text"]:
         kinds.add("text_changed")
         at = _first(before["text"], now["text"])
-        notes.append(f"text, character {at}: was {before['text'][max(0, at - 20) : at + 60]!r}, is {now['text'][max(0, at - 20) : at + 60]!r}")
+        notes.append(
+            f"text, character {at}: was {before['text'][max(0, at - 20) : at + 60]!r}, is {now['text'][max(0, at - 20) : at + 60]!r}"
+        )
     if same_tokenizer and before["text"] == now["text"] and before["input_ids"] != now["input_ids"]:
         kinds.add("tokens_changed")
         at = _first(before["input_ids"], now["input_ids"])
-        notes.append(f"ids, token {at}: was {before['input_ids'][at : at + 4]}, is {now['input_ids'][at : at + 4]} {_context(parser, now, at)}")
+        notes.append(
+            f"ids, token {at}: was {before['input_ids'][at : at + 4]}, is {now['input_ids'][at : at + 4]} {_context(parser, now, at)}"
+        )
     if any(before["loss_mask"]) and not any(now["loss_mask"]):
         kinds.add("zero_supervision")
     for key in ("rewritten", "parity"):
@@ -230,10 +244,14 @@ def _compare_examples(
         _compare_masks(before, now, parser, kinds, notes)
 
 
-def _compare_spans(before: Mapping[str, Any], now: Mapping[str, Any], kinds: set[str], notes: list[str], same_tokenizer: bool) -> None:
+def _compare_spans(
+    before: Mapping[str, Any], now: Mapping[str, Any], kinds: set[str], notes: list[str], same_tokenizer: bool
+) -> None:
     """Spans by what they hold: the same under any tokenizer that renders the same text."""
     old, new = {s["message"]: s for s in before["spans"]}, {s["message"]: s for s in now["spans"]}
-    fields = ("message", "start", "end", "trained", "reason", "text") if same_tokenizer else ("message", "trained", "reason", "text")
+    fields = (
+        ("message", "start", "end", "trained", "reason", "text") if same_tokenizer else ("message", "trained", "reason", "text")
+    )
     for message in sorted({*old, *new}):
         a, b = old.get(message), new.get(message)
         if a is not None and b is not None and all(a[f] == b[f] for f in fields):
@@ -310,13 +328,18 @@ def _pretty(value: Mapping[str, Any]) -> bytes:
     """One line a field or a list item, so that a diff shows what changed; ids and mask stay on one line each."""
     lines = []
     for key, item in value.items():
-        if key in ("input_ids", "loss_mask", "hashes", "versions", "kwargs", "rewritten") or not isinstance(item, (list, dict)) or not item:
+        if (
+            key in ("input_ids", "loss_mask", "hashes", "versions", "kwargs", "rewritten")
+            or not isinstance(item, (list, dict))
+            or not item
+        ):
             text = json.dumps(item, ensure_ascii=False)
         elif isinstance(item, list):
             text = "[\n" + ",\n".join(f"    {json.dumps(x, ensure_ascii=False)}" for x in item) + "\n  ]"
         elif key == "conversation":
             inner = ",\n".join(
-                f'    "{k}": [\n' + ",\n".join(f"      {json.dumps(x, ensure_ascii=False)}" for x in v) + "\n    ]" for k, v in item.items()
+                f'    "{k}": [\n' + ",\n".join(f"      {json.dumps(x, ensure_ascii=False)}" for x in v) + "\n    ]"
+                for k, v in item.items()
             )
             text = "{\n" + inner + "\n  }"
         else:
@@ -327,9 +350,13 @@ def _pretty(value: Mapping[str, Any]) -> bytes:
 
 def _refuse_careless(reason: str | None, tokenizer: Any) -> None:
     if not reason or not reason.strip():
-        raise SpecError("--accept needs --reason TEXT: one line that says why the new masks are right; it is kept in the snapshot")
+        raise SpecError(
+            "--accept needs --reason TEXT: one line that says why the new masks are right; it is kept in the snapshot"
+        )
     if os.environ.get("CI"):
-        raise SpecError("--accept is refused in CI: look at the drift on a machine of yours, accept there, and commit the snapshots")
+        raise SpecError(
+            "--accept is refused in CI: look at the drift on a machine of yours, accept there, and commit the snapshots"
+        )
     if tokenizer is not None:
         raise SpecError("snapshots hold the demo tokenizer's ids; --accept goes without --tokenizer")
 

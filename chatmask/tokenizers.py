@@ -79,7 +79,9 @@ class Tokenizer:
     def sha256(self) -> str:
         """Hash of everything that decides ids, whatever the file's formatting."""
         canonical = {k: v for k, v in self.data.items() if k not in ("version", "truncation", "padding", "post_processor")}
-        return hashlib.sha256(json.dumps(canonical, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(
+            json.dumps(canonical, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        ).hexdigest()
 
     @property
     def template_sha256(self) -> str | None:
@@ -180,7 +182,9 @@ def _default_template(template: Any, name: str) -> str | None:
         template = {item["name"]: item["template"] for item in template}
     if isinstance(template, dict):
         if "default" not in template:
-            raise TokenizerError(f"{name}: has chat templates {sorted(template)} but no default; name one with `template:` in the spec")
+            raise TokenizerError(
+                f"{name}: has chat templates {sorted(template)} but no default; name one with `template:` in the spec"
+            )
         template = template["default"]
     return template if isinstance(template, str) else None
 
@@ -211,7 +215,9 @@ def _from_hub(repo: str, revision: str | None) -> Path:
         return Path(cached[0]).parent
     why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else _unreachable(hub.ENDPOINT)
     if why:
-        raise TokenizerError(f"the tokenizer {repo!r} is not in the local hub cache and the hub cannot be reached ({why}); {_WAYS_ON}")
+        raise TokenizerError(
+            f"the tokenizer {repo!r} is not in the local hub cache and the hub cannot be reached ({why}); {_WAYS_ON}"
+        )
     try:
         folder = Path(hf_hub_download(repo, _FILES[0], revision=revision)).parent
         for file in _FILES[1:]:
@@ -301,9 +307,7 @@ class Encoder:
         """(start, end, id) of every control token in text that the template alone has written."""
         return [(match.start(), match.end(), self.control[match.group()]) for match in self.pattern.finditer(text)]
 
-    def encode(
-        self, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int] = ()
-    ) -> tuple[Ids, Ids, Ids]:
+    def encode(self, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int] = ()) -> tuple[Ids, Ids, Ids]:
         """Encode one text.
 
         Args:
@@ -364,7 +368,9 @@ class Encoder:
 
     def _prove(self) -> None:
         odd = [t for t in self.tokenizer.added.values() if t.content in self.control and (t.lstrip or t.rstrip or t.single_word)]
-        joined = _PROBE + [f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))]
+        joined = _PROBE + [
+            f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))
+        ]
         joined += [f"x {token.content} y" for token in odd]
         for text in joined:
             whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids

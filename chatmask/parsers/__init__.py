@@ -1,0 +1,1 @@
+"""A compiled spec: conversation -> rendering -> turns -> tokens and mask."""

@@ -87,14 +87,12 @@ def _message(message: dict[str, Any], index: int, spec: TemplateSpec, null_conte
 def _call(call: dict[str, Any], index: int, number: int, form: str) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
-    if form == "dict" and isinstance(arguments, str):
-        function["arguments"] = _object(arguments, index, number)
-    elif form == "json" and not isinstance(arguments, str):
-        function["arguments"] = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
-    elif form == "json":
-        _object(arguments, index, number)
-    elif arguments is None:
-        function["arguments"] = {}
+    if isinstance(arguments, str):
+        parsed = _object(arguments, index, number)
+        function["arguments"] = parsed if form == "dict" else arguments
+    else:
+        parsed = {} if arguments is None else arguments
+        function["arguments"] = parsed if form == "dict" else json.dumps(parsed, ensure_ascii=False)
     return {**call, "function": function}
 
 

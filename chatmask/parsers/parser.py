@@ -146,7 +146,7 @@ class Parser:
         exact = oracle or spec.rewritten.context != "train"
         breaks = self.served_text_breaks(sample) if exact and (oracle or not spec.prefix_stable) else {}
         if exact:
-            rewritten = {**{i: "context" for i in breaks}, **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
+            rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
         emissions = self._emissions(sample, rewritten)
         shift = int(sample.prepared.added_system)
         borders = [border for emission in emissions for border in (emission.start, emission.end)]
@@ -250,11 +250,9 @@ class Parser:
                 if undeclared and self._inline_kept(message):
                     undeclared = []
             else:
-                content = message.get("content")
-                shown = not isinstance(content, str) or any(
-                    content.strip() in rendering.text[a:b] for a, b in rendering.ranges.get(i, [])
-                )
-                undeclared = ["content"] if not shown and content.strip() not in rendering.text else []
+                content = message["content"].strip() if isinstance(message.get("content"), str) else ""
+                shown = any(content in rendering.text[a:b] for a, b in rendering.ranges.get(i, []))
+                undeclared = ["content"] if not shown and content not in rendering.text else []
                 if undeclared and message["role"] in allowed:
                     dropped, undeclared = dropped + 1, []
             if undeclared:

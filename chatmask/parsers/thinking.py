@@ -39,7 +39,9 @@ def split_inline(message: dict[str, Any], index: int, thinking: Thinking) -> dic
         raise RejectedRow(RejectReason.INLINE_THINKING_UNCLEAR, f"content: {opening!r} is never closed", index)
     if not opened and opening in before:
         if closed:
-            raise RejectedRow(RejectReason.INLINE_THINKING_UNCLEAR, f"content: text stands before {opening!r}: {body[:60]!r}", index)
+            raise RejectedRow(
+                RejectReason.INLINE_THINKING_UNCLEAR, f"content: text stands before {opening!r}: {body[:60]!r}", index
+            )
         return message
     if not closed:
         return message

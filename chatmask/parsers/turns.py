@@ -87,7 +87,8 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int
     """Where the header ends, if it stands at the boundary `start`: behind it (usual), before it (Yi: the user's turn writes it),
     or across it."""
     text = rendering.text
-    for at in (start + len(header), *range(start, start + len(header))):
+    candidates: list[int] = [start + len(header), *range(start, start + len(header))]
+    for at in candidates:
         if at <= stop and at >= len(header) and text.startswith(header, at - len(header)):
             return at
     return None
@@ -108,16 +109,17 @@ def _end(
             f"expected one of {list(assistant.ends)} right behind the turn, found {text[stop : stop + 60]!r}",
             message,
         )
-    end = _last_control(rendering.controls, start, stop, set(ends.values()))
+    end: int | None = _last_control(rendering.controls, start, stop, set(ends.values()))
     if end is None:
         plain = [text.rfind(literal, start, stop) + len(literal) for literal in assistant.ends if literal not in ends]
-        end = max((at for at in plain if at > start), default=None)
+        found = [at for at in plain if at > start]
+        end = max(found) if found else None
     if end is None:
         raise RejectedRow(
             RejectReason.END_NOT_FOUND, f"expected {list(assistant.ends)} in the turn, found {text[start:stop][-200:]!r}", message
         )
     rest = text[end:stop]
-    if (rest.strip() if assistant.trailing is None else rest != assistant.trailing):
+    if rest.strip() if assistant.trailing is None else rest != assistant.trailing:
         expected = "white space only" if assistant.trailing is None else repr(assistant.trailing)
         raise RejectedRow(
             RejectReason.END_NOT_FOUND, f"behind the end-of-turn token: expected {expected}, found {rest[:200]!r}", message

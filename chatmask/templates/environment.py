@@ -27,6 +27,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as a class attribute)
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """Turn the block into a call that returns its body."""
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(lineno)
@@ -42,13 +43,14 @@ class _TemplateDict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As `dict.fromkeys`."""
         return dict.fromkeys(*args)
 
 
 class _TemplateNamespace(Namespace):
     """A namespace that refuses underscored names, which could reach Python's internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805  (jinja2's own signature, so that `self=` stays usable)
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]
         values = dict(*args, **kwargs)
         for name in values:
@@ -83,9 +85,7 @@ def environment(date: str | None = None) -> ImmutableSandboxedEnvironment:
         date: `YYYY-MM-DD` that `strftime_now` formats. Without it a template that asks for the date raises TemplateError, since
             a build must give the same bytes tomorrow.
     """
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
 
     def strftime_now(template: str) -> str:
         if date is None:

@@ -151,7 +151,9 @@ def _try(
         sample = _sample(parser, spec, conversation)
     except RejectedRow as error:
         if optional:
-            findings.append(Finding(what, "rendered", f"not supported by the template ({error.reason.value}: {error.detail})", True))
+            findings.append(
+                Finding(what, "rendered", f"not supported by the template ({error.reason.value}: {error.detail})", True)
+            )
         else:
             findings.append(Finding(what, _expectation(spec, error), _shown(error), False))
         return None
@@ -229,7 +231,12 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
     if spec.assistant.history_header is not None:
         forms = [turn.form for turn in sample.turns]
         findings.append(
-            Finding("history_header stands before earlier turns", "history, then served", ", then ".join(forms), forms == ["history", "served"])
+            Finding(
+                "history_header stands before earlier turns",
+                "history, then served",
+                ", then ".join(forms),
+                forms == ["history", "served"],
+            )
         )
 
 
@@ -254,7 +261,9 @@ def _never_none(parser: Parser, spec: TemplateSpec, findings: list[Finding], con
         return
     turn = sample.turns[0]
     emission = sample.rendering.text[turn.start : turn.end]
-    findings.append(Finding("null content beside a tool call never prints None", "no None", repr(emission), "None" not in emission))
+    findings.append(
+        Finding("null content beside a tool call never prints None", "no None", repr(emission), "None" not in emission)
+    )
 
 
 def _markers(parser: Parser, spec: TemplateSpec, called: Conversation) -> None:
@@ -264,11 +273,12 @@ def _markers(parser: Parser, spec: TemplateSpec, called: Conversation) -> None:
     except RejectedRow:
         sample = _sample(parser, spec, called)
     emissions = [(turn.start, turn.end) for turn in sample.turns]
-    inside, outside = set(), set()
+    inside: set[str] = set()
+    outside: set[str] = set()
     for start, end, _ in sample.rendering.controls:
         literal = sample.rendering.text[start:end]
         (inside if any(a <= start < b for a, b in emissions) else outside).add(literal)
-    structure = {t for t in parser.loaded.special_tokens.values()} | set(spec.assistant.ends)
+    structure = set(parser.loaded.special_tokens.values()) | set(spec.assistant.ends)
     parser.markers = parser.markers | frozenset(inside - outside - structure)
 
 
@@ -291,4 +301,6 @@ def _stability(parser: Parser, spec: TemplateSpec, findings: list[Finding], conv
         breaks = breaks or parser.served_text_breaks(_sample(parser, spec, conversation))
     found = "stable" if not breaks else f"not stable: turn {next(iter(breaks))} {next(iter(breaks.values()))}"
     expected = "stable" if spec.prefix_stable else "not stable (declared)"
-    findings.append(Finding("served prompts are prefixes of the training text", expected, found, not breaks or not spec.prefix_stable))
+    findings.append(
+        Finding("served prompts are prefixes of the training text", expected, found, not breaks or not spec.prefix_stable)
+    )

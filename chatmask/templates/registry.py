@@ -56,7 +56,8 @@ def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ())
     if isinstance(spec, TemplateSpec):
         if not pairs:
             return spec
-        data, lines, where = spec.model_dump(), {}, spec.name
+        data, where = spec.model_dump(), spec.name
+        lines: Lines = {}
     else:
         path = spec_file(spec)
         data, lines = _resolve(path, ())

@@ -93,13 +93,17 @@ class TemplateSpec(_Strict):
     """One chat template's claims. Fields, defaults and allowed values are also what `chatmask specs schema` prints."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
-    extends: str | None = Field(None, description="spec (name, or file beside this one) whose fields hold where this one is silent")
+    extends: str | None = Field(
+        None, description="spec (name, or file beside this one) whose fields hold where this one is silent"
+    )
     description: str = ""
     family: str = ""
     verified: list[str] = Field(default_factory=list, description="what the spec was checked against, in words")
     tokenizer: TokenizerRef = TokenizerRef(id=None, revision=None)
     template: str = Field("tokenizer", description="`tokenizer`, a packaged .jinja name, or a .jinja file beside the spec")
-    demo_template: str | None = Field(None, description="packaged .jinja that stands in for the tokenizer's template under --demo")
+    demo_template: str | None = Field(
+        None, description="packaged .jinja that stands in for the tokenizer's template under --demo"
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="template variables, always passed")
     roles: dict[str, str] = Field(default_factory=dict, description="role in the data -> system, user, assistant or tool")
     system: str | None = Field(None, description="system text where the data has none; `none` adds nothing")

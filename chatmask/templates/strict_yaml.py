@@ -84,7 +84,7 @@ def scalar(text: str, where: str) -> Any:
 def _refuse_surprises(text: str, where: str) -> None:
     documents = depth = 0
     for event in yaml.parse(text, _Loader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise SpecError(f"{where}:{line}: anchors and aliases are not allowed; write the value out")
         tag = getattr(event, "tag", None)
@@ -121,8 +121,8 @@ def _value(node: Any, path: tuple[str | int, ...], lines: Lines, where: str) -> 
         return [_value(child, (*path, index), lines, where) for index, child in enumerate(node.value)]
     loader = _Loader("")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node, deep=True)
     except ValueError as error:
         raise SpecError(f"{where}:{node.start_mark.line + 1}: {error}") from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()

@@ -34,6 +34,7 @@ class MarkedText(str):
     marks: tuple[tuple[int, Mark], ...]
 
     def __new__(cls, text: str, marks: tuple[tuple[int, Mark], ...]) -> MarkedText:
+        """Text with (offset, mark) pairs, ascending."""
         self = super().__new__(cls, text)
         self.marks = marks
         return self
@@ -50,14 +51,17 @@ class MarkedText(str):
     def _cut(self, text: str, start: int) -> MarkedText:
         return MarkedText(text, tuple((min(max(at - start, 0), len(text)), mark) for at, mark in self.marks))
 
-    def lstrip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+    def lstrip(self, chars: str | None = None) -> MarkedText:
+        """As `str.lstrip`; marks in the stripped part move to the new edge."""
         text = str.lstrip(self, chars)
         return self._cut(text, len(self) - len(text))
 
-    def rstrip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+    def rstrip(self, chars: str | None = None) -> MarkedText:
+        """As `str.rstrip`, likewise."""
         return self._cut(str.rstrip(self, chars), 0)
 
-    def strip(self, chars: str | None = None) -> MarkedText:  # type: ignore[override]
+    def strip(self, chars: str | None = None) -> MarkedText:
+        """As `str.strip`, likewise."""
         return self.lstrip(chars).rstrip(chars)
 
 
@@ -97,16 +101,19 @@ class _Instrument(NodeTransformer):
         return scope
 
     def visit_For(self, node: nodes.For) -> Any:
+        """Each iteration is a piece of work on its loop variable."""
         targets = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
         scope = self._scoped(node, [target.name for target in targets if isinstance(target, nodes.Name)])
         return [node, self._report(_END, [nodes.Const(scope)], node.lineno)]
 
     def visit_Macro(self, node: nodes.Macro) -> Any:
+        """A call is a piece of work on its arguments."""
         scope = self._scoped(node, [argument.name for argument in node.args])
         node.body = [*node.body, self._report(_END, [nodes.Const(scope)], node.lineno)]
         return node
 
     def visit_Assign(self, node: nodes.Assign) -> Any:
+        """`set x = messages[i]` begins work on a message; elements and filtered elements count."""
         self.generic_visit(node)
         if isinstance(node.target, nodes.Name) and isinstance(node.node, (nodes.Getitem, nodes.Filter)):
             scope = self.inside[-1] if self.inside else 0
@@ -115,10 +122,9 @@ class _Instrument(NodeTransformer):
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> Any:
+        """`a ~ b` must not lose marks, so it goes through `_join`."""
         self.generic_visit(node)
-        return nodes.Call(
-            nodes.Name(_JOIN, "load", lineno=node.lineno), list(node.nodes), [], None, None, lineno=node.lineno
-        )
+        return nodes.Call(nodes.Name(_JOIN, "load", lineno=node.lineno), list(node.nodes), [], None, None, lineno=node.lineno)
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class ChatTemplate:
         self.source = source
         self.variables = dict(variables or {})
         self.env = environment(date)
-        self.env.concat = staticmethod(_join)  # type: ignore[assignment]
+        self.env.concat = staticmethod(_join)  # type: ignore[method-assign]
         try:
             self._plain = self.env.from_string(source)
             self._traced = _compile(self.env, source)
@@ -179,7 +185,7 @@ class ChatTemplate:
     ) -> str:
         """The plain rendering; raises TemplateError when the template refuses the conversation."""
         with_messages = self._given(messages, tools, add_generation_prompt, kwargs)
-        return _guarded(lambda: "".join(self._plain.root_render_func(self._plain.new_context(with_messages))))
+        return "".join(_guarded(lambda: list(self._plain.root_render_func(self._plain.new_context(with_messages)))))
 
     def trace(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **kwargs: Any) -> Traced:
         """The traced rendering (without a generation prompt). The messages must be distinct objects; errors as `render`."""
@@ -220,7 +226,7 @@ def _compile(env: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template
     return jinja2.Template.from_code(env, code, env.globals.copy())
 
 
-def _guarded(render: Callable[[], Any]) -> Any:
+def _guarded(render: Callable[[], list[str]]) -> list[str]:
     try:
         return render()
     except ChatmaskError:

@@ -1,0 +1,43 @@
+# make demo, make test: a fresh clone with Python 3.11 to 3.13 and pip is enough
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-long lint docs bench clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(STAMP): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@$(BIN)/chatmask build --spec ling-3.0-thinking --demo fixtures/swe_raw.jsonl
+	@$(BIN)/chatmask inspect swe_raw.ling-3.0-thinking --row 6
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not long" -n 2
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/cli_reference.py --check
+
+docs: $(STAMP)
+	$(BIN)/python scripts/cli_reference.py
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV) swe_raw.* dist

@@ -1,0 +1,5 @@
+"""`python -m chatmask`."""
+
+from .cli import main
+
+main()
