@@ -35,7 +35,8 @@ body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; font: 15px/1.5 system-
 h1 { font-size: 1.35rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+table.spans th:not(:last-child) { text-align: right; }
 thead th { color: var(--faint); font-weight: 600; font-size: .85rem; }
 details.row { border: 1px solid var(--line); border-radius: 6px; margin: 0 0 1rem; }
 details.row > summary { padding: .5rem .8rem; background: var(--panel); cursor: pointer; overflow-wrap: anywhere; border-radius: 6px; }
@@ -56,8 +57,7 @@ pre { margin: 0; padding: .1rem .6rem; white-space: pre-wrap; overflow-wrap: any
 .why { font-size: .8rem; padding: 0 .6rem; color: var(--odd); }
 .reject { color: var(--bad); font-weight: 700; }
 .faint { color: var(--faint); }
-.legend { columns: 2; max-width: 50rem; margin: 0 0 1rem; }
-.legend .seg { break-inside: avoid; }
+.legend { max-width: 34rem; margin: 0 0 1.5rem; }
 p.mono { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
 """
 
@@ -91,8 +91,8 @@ def _safe(text: str) -> str:
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str | int]]) -> str:
     """A table; numbers stand at the right. Strings must be escaped already."""
-    parts = ["<table>"]
     names = "".join(f"<th>{name}</th>" for name in head)
+    parts = ['<table class="spans">' if names else "<table>"]
     if names:
         parts.append(f"<thead><tr>{names}</tr></thead>")
     for row in rows:

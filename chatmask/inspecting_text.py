@@ -137,19 +137,27 @@ def render_text(item: Inspected, color: bool, width: int | None, fold: int | Non
     Returns:
         Lines, the last one ended too. Without colour no control character but the line break is in it.
     """
-    out = [_paint("  ·  ".join(headline(item)), "head", color)]
+    lines: list[tuple[str, str]] = [("  ·  ".join(headline(item)), "head")]
+    blocks: list[str] = []
     if item.reject is not None:
         where = "" if item.reject.message is None else f"message {item.reject.message}: "
-        out += [_paint("  " + where + visible_text(item.reject.detail), "reject", color)]
-        out += [_paint(f"  what to do: {item.reject.advice}", "note", color)]
-        return "\n".join(out) + "\n"
+        lines.append((f"  {where}{visible_text(item.reject.detail)}", "reject"))
+        lines.append((f"  what to do: {item.reject.advice}", "note"))
     for segment in item.segments:
-        out += _block(segment, color, width, fold)
+        blocks += _block(segment, color, width, fold)
     for span in item.spans:
-        line = f"  message {span.message}, tokens {span.start} to {span.end} ({span.end - span.start:,}): {verdict(span)}"
-        out.append(_paint(line, "note" if span.trained and not (span.rewritten or span.straddles) else "untrained", color))
-    out += [_paint(f"  note: {visible_text(note)}", "note", color) for note in item.notes]
-    return "\n".join(out) + "\n"
+        plain = span.trained and not (span.rewritten or span.straddles)
+        text = f"  message {span.message}, tokens {span.start} to {span.end} ({span.end - span.start:,}): {verdict(span)}"
+        lines.append((text, "note" if plain else "untrained"))
+    lines += [(f"  note: {visible_text(note)}", "note") for note in item.notes]
+    head, *rest = (_paint(_flow(text, width), kind, color) for text, kind in lines)
+    return "\n".join([head, *blocks, *rest]) + "\n"
+
+
+def _flow(line: str, width: int | None) -> str:
+    """A line about the row, wrapped with its further lines set in."""
+    pieces = wrap(line, None if width is None else max(width - 4, _MIN_WIDTH))
+    return "\n    ".join(piece.rstrip() for piece in pieces)
 
 
 def _block(segment: Segment, color: bool, width: int | None, fold: int | None) -> Iterable[str]:

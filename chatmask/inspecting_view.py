@@ -207,7 +207,8 @@ class View:
             if header is not None:
                 form = "written by the template in history" if header.history else "generation prompt"
                 marks.append((header.start, min(header.end, start), "header", form))
-                marks.append((header.end, start, "untrained", in_words("straddle")))
+                if header.end < start:
+                    marks.append((header.end, start, "untrained", in_words("straddle")))
             marks.append((start, end, "supervised", "") if span.trained else (start, end, "untrained", in_words(span.reason)))
         position = 0
         for start, end, kind, note in [*marks, (len(self.text), len(self.text), "context", "")]:

@@ -19,7 +19,7 @@ from typing import Any
 from .canonical import fingerprint
 from .cases import CASES, conversation
 from .errors import ChatmaskError, CheckFailed, RejectedRow, SpecError
-from .parsers.parser import Example, Parser
+from .parsers.parser import Parser
 from .storage import Storage
 from .templates.probe import compile_probe
 from .templates.registry import SpecLike, list_specs, load_spec, packaged_template, spec_file, specs_dir
@@ -161,8 +161,15 @@ def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]
             "kwargs": parser.spec.for_sample(thinks).kwargs,
             "text": example.text,
             "spans": [
-                {"message": s.message, "start": s.start, "end": s.end, "trained": s.trained, "reason": s.reason, "text": _decode(parser, example, s.start, s.end)}
-                for s in example.spans
+                {
+                    "message": span.message,
+                    "start": span.start,
+                    "end": span.end,
+                    "trained": span.trained,
+                    "reason": span.reason,
+                    "text": example.text[turn.start : turn.end],
+                }
+                for span, turn in zip(example.spans, example.turns, strict=True)
             ],
             "rewritten": {str(i): kind for i, kind in sorted(example.rewritten.items())},
             "parity": [{"message": b.message, "kind": b.kind, "declared": b.declared} for b in example.parity],
@@ -384,10 +391,6 @@ def _normal(parser: Parser, record: Mapping[str, Any]) -> Any:
     from .conversation import normalise
 
     return normalise(record, roles=parser.spec.roles)
-
-
-def _decode(parser: Parser, example: Example, start: int, end: int) -> str:
-    return parser.loaded.decode(example.ids[start:end])
 
 
 def _context(parser: Parser, now: Mapping[str, Any], at: int) -> str:

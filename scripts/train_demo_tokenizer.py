@@ -81,7 +81,7 @@ def train(text: str) -> tuple[dict[str, int], list[str]]:
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator([text], trainer)  # in one piece: blank lines must become tokens too
     model = json.loads(tokenizer.to_str())["model"]
     vocab: dict[str, int] = dict(sorted(model["vocab"].items(), key=lambda entry: entry[1]))
     if len(vocab) != size:

@@ -42,6 +42,7 @@ class Example:
         content_dropped: assistant messages of which a declared part was left out.
         notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
         parity: what the oracle found, empty where it was not asked.
+        turns: the assistant turns in character offsets of `text`, in the order of `spans`.
     """
 
     text: str
@@ -54,7 +55,7 @@ class Example:
     content_dropped: int = 0
     notes: Mapping[str, int] = field(default_factory=dict)
     parity: tuple[ParityBreak, ...] = ()
-    headers: tuple[tuple[int, int], ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     @property
     def input_ids(self) -> list[int]:
@@ -150,7 +151,6 @@ class Parser:
         emissions = self._emissions(sample, rewritten)
         shift = int(sample.prepared.added_system)
         borders = [border for emission in emissions for border in (emission.start, emission.end)]
-        headers = [turn.header for turn in sample.turns]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
         if rendering.quoted and spec.special_in_content != "allow" and self.encoder.foreign_control_ids(ids, rendering.controls):
             raise RejectedRow(
@@ -175,7 +175,7 @@ class Parser:
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
             notes={k: v for k, v in sample.prepared.notes.items() if k != "content_dropped"},
             parity=parity,
-            headers=tuple(zip(headers, [turn.start for turn in sample.turns], strict=True)),
+            turns=tuple(sample.turns),
         )
 
     # --- rendering --------------------------------------------------------------------------------------------------------

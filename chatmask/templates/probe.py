@@ -131,7 +131,12 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         _never_none(parser, spec, findings, none)
     else:
         _trigger(parser, spec, sample, None)
-    _stability(parser, spec, findings, [plain, two, *([called] if tools is not None else [])])
+    chats = [plain, two]
+    if tools is not None:
+        # agent steps, then another question: the point at which templates forget what the steps thought
+        more = [*called.messages, _user("Probe question two?"), _assistant("Probe answer three.", why)]
+        chats += [called, _chat(*more, tools=True)]
+    _stability(parser, spec, findings, chats)
     return report()
 
 

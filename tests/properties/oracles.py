@@ -216,7 +216,7 @@ def literals_of(parser: Any) -> list[str]:
     """What an attacker would quote: control tokens, whole headers and ends, and the thinking option."""
     spec = parser.spec.for_sample(True)
     found = [*parser.control, *spec.assistant.headers, *spec.assistant.ends, "<tool_response>", "</tool_response>", "zq0q0z", "zq1q"]
-    return found
+    return [*found, *spec.thinking.option_text.values()]
 
 
 def poisoned(conversation: dict[str, Any], parser: Any, rng: random.Random) -> dict[str, Any]:
@@ -227,6 +227,8 @@ def poisoned(conversation: dict[str, Any], parser: Any, rng: random.Random) -> d
         if message["role"] != "assistant":
             message["content"] = next(texts)
             message["name"] = next(texts)
+            if rng.random() < 0.02:  # Qwen and Ling templates take such a user turn for a tool result
+                message["content"] = f"<tool_response>{message['content']}</tool_response>"
     for tool in found["tools"] or ():
         tool["function"]["description"] = next(texts)
         tool["function"]["parameters"]["properties"][next(texts)] = {"type": "string", "description": next(texts)}
@@ -276,16 +278,16 @@ def check_decodes(parser: Any, example: Any) -> None:
 
 def check_hostile(parser: Any, conversation: dict[str, Any], refused: Counter[str]) -> None:
     """Hostile texts everywhere, the assistant's included: structure stays, and only markers that the model wrote are markers."""
-    plain = parser.parse(harmless(conversation))
     try:
         example = parser.parse(conversation)
     except chatmask.RejectedRow as error:
         refused[error.reason.value] += 1
         assert error.reason.value in REFUSALS | INLINE_REFUSALS, error
         return
+    shown = parser.sample(chatmask_conversation(conversation)).prepared.messages
+    plain = parser.parse(harmless({"messages": shown, "tools": conversation["tools"]}))
     found, wanted = (controls(parser, e.input_ids, markers=False) for e in (example, plain))
     assert found == wanted, "structure was forged or lost"
-    shown = parser.sample(chatmask_conversation(conversation)).prepared.messages
     quoted = Counter(
         literal
         for message in shown
@@ -316,7 +318,7 @@ def harmless(conversation: dict[str, Any]) -> dict[str, Any]:
     """The same conversation with `x` for every text that a person or a model wrote."""
     found = copy.deepcopy(conversation)
     for message in found["messages"]:
-        for field in ("content", "reasoning_content"):
+        for field in ("content", "reasoning_content", "thinking"):
             if field in message:
                 message[field] = "x"
         for call in message.get("tool_calls", ()):
