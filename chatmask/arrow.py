@@ -153,26 +153,47 @@ def first_fault(batch: pa.RecordBatch) -> str | None:
     return None
 
 
+def _numbers(values: npt.NDArray[Any], dtype: pa.DataType) -> Any:
+    """An Arrow array on a numpy array's memory. (`pa.array` would do the same, and import pandas to look whether it is one.)"""
+    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(memoryview(np.ascontiguousarray(values)))])
+
+
+def _bools(values: list[bool]) -> Any:
+    bits = np.packbits(np.array(values, np.bool_), bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits.tobytes())])
+
+
+def _strings(values: list[str]) -> Any:
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(values), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"".join(encoded))]
+    )
+
+
 def batch_of(rows: list[Row]) -> pa.RecordBatch:
     """Make one record batch of fresh arrays (a slice of a larger one would give other bytes for equal rows)."""
-    offsets: Any = pa.array(np.cumsum([0, *(len(row.input_ids) for row in rows)], dtype=np.int64))
+    offsets = _numbers(np.cumsum([0, *(len(row.input_ids) for row in rows)], dtype=np.int64), pa.int64())
     spans = [span for row in rows for span in row.spans]
     span_values: list[Any] = [
-        pa.array([span.message for span in spans], pa.int32()),
-        pa.array([span.start for span in spans], pa.int32()),
-        pa.array([span.end for span in spans], pa.int32()),
-        pa.array([span.trained for span in spans], pa.bool_()),
-        pa.array([span.reason for span in spans], pa.string()),
+        _numbers(np.array([span.message for span in spans], np.int32), pa.int32()),
+        _numbers(np.array([span.start for span in spans], np.int32), pa.int32()),
+        _numbers(np.array([span.end for span in spans], np.int32), pa.int32()),
+        _bools([span.trained for span in spans]),
+        _strings([span.reason for span in spans]),
     ]
-    source: list[Any] = [pa.array([row.file for row in rows], pa.string()), pa.array([row.line for row in rows], pa.int64())]
-    sample: list[Any] = [pa.array([row.index for row in rows], pa.int32()), pa.array([row.variant for row in rows], pa.int32())]
+    source: list[Any] = [_strings([row.file for row in rows]), _numbers(np.array([row.line for row in rows], np.int64), pa.int64())]
+    sample: list[Any] = [
+        _numbers(np.array([row.index for row in rows], np.int32), pa.int32()),
+        _numbers(np.array([row.variant for row in rows], np.int32), pa.int32()),
+    ]
     empty = np.empty(0)
     ids = np.concatenate([row.input_ids for row in rows] or [empty.astype(np.int32)])
     mask = np.concatenate([row.loss_mask for row in rows] or [empty.astype(np.uint8)])
-    span_offsets: Any = pa.array(np.cumsum([0, *(len(row.spans) for row in rows)], dtype=np.int32))
+    span_offsets = _numbers(np.cumsum([0, *(len(row.spans) for row in rows)], dtype=np.int32), pa.int32())
     columns: list[Any] = [
-        pa.LargeListArray.from_arrays(offsets, pa.array(ids)),
-        pa.LargeListArray.from_arrays(offsets, pa.array(mask)),
+        pa.LargeListArray.from_arrays(offsets, _numbers(ids, pa.int32())),
+        pa.LargeListArray.from_arrays(offsets, _numbers(mask, pa.uint8())),
         pa.ListArray.from_arrays(span_offsets, pa.StructArray.from_arrays(span_values, fields=list(_SPAN))),
         pa.StructArray.from_arrays(source, fields=list(_SOURCE)),
         pa.StructArray.from_arrays(sample, fields=list(_SAMPLE)),

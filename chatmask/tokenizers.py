@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import threading
 import urllib.error
 import urllib.request
@@ -297,7 +298,13 @@ class Encoder:
         self.control = control
         self.pattern = matcher(control)
         data = dict(tokenizer.data)
-        data["added_tokens"] = [item for item in data.get("added_tokens") or () if item["content"] not in control]
+        # The library numbers added tokens by their place in the list, so a control token is not taken out but renamed to what no
+        # text can hold: 128 random bits, drawn anew in each process.
+        secret = secrets.token_hex(16)
+        data["added_tokens"] = [
+            {**item, "content": f"\0{secret}{item['id']}", "lstrip": False, "rstrip": False} if item["content"] in control else item
+            for item in data.get("added_tokens") or ()
+        ]
         data["truncation"] = data["padding"] = data["post_processor"] = None
         self.plain = hf.Tokenizer.from_str(json.dumps(data))
         self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
@@ -371,7 +378,8 @@ class Encoder:
         joined = _PROBE + [
             f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))
         ]
-        joined += [f"x {token.content} y" for token in odd]
+        ordinary = [token for token in self.tokenizer.added.values() if token.content not in self.control]
+        joined += [f"x {token.content} y" for token in [*odd, *ordinary[:64], *ordinary[-64:]]]
         for text in joined:
             whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
             ids, _, _ = self.encode(text, self.cut(text))

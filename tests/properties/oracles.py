@@ -16,9 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import chatmask
+from chatmask.conversation import Conversation, normalise
+from chatmask.tokenizers import Tokenizer, load_tokenizer
 from tests import assets
 from tests.conversations import benign, hostile
 
@@ -38,7 +41,13 @@ def parser_of(spec: str, source: str) -> Any:
     if source == "demo":
         return chatmask.load_parser(spec, demo=True)
     folder = assets.qwen3() if spec.startswith("qwen3") else assets.ling_flash2() if "flash" in spec else assets.ling3()
-    return chatmask.load_parser(spec, tokenizer=folder)
+    return chatmask.load_parser(spec, tokenizer=_tokenizer(folder))
+
+
+@cache
+def _tokenizer(folder: Path) -> Tokenizer:
+    """Specs of one family share it: reading a real vocabulary takes a second."""
+    return load_tokenizer(folder)
 
 
 def fitting(conversation: dict[str, Any], spec: str) -> dict[str, Any]:
@@ -307,10 +316,8 @@ def check_hostile(parser: Any, conversation: dict[str, Any], refused: Counter[st
         assert sum(i in ends for i in inside) == 1
 
 
-def chatmask_conversation(record: dict[str, Any]) -> Any:
+def chatmask_conversation(record: dict[str, Any]) -> Conversation:
     """The record as the parser sees it."""
-    from chatmask.conversation import normalise
-
     return normalise(record)
 
 
