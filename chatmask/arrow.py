@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +83,14 @@ class Columns:
         span_offsets, spans = _flat(batch.column(2))
         return cls(
             offsets=offsets,
-            ids=ids.to_numpy(),
+            ids=_values(ids, np.int32),
             mask_offsets=mask_offsets,
-            mask=mask.to_numpy(),
+            mask=_values(mask, np.uint8),
             span_offsets=span_offsets,
-            message=spans.field("message").to_numpy(),
-            start=spans.field("start").to_numpy(),
-            end=spans.field("end").to_numpy(),
-            trained=spans.field("trained").to_numpy(zero_copy_only=False).astype(np.bool_),
+            message=_values(spans.field("message"), np.int32),
+            start=_values(spans.field("start"), np.int32),
+            end=_values(spans.field("end"), np.int32),
+            trained=_truths(spans.field("trained")),
             reason=spans.field("reason"),
         )
 
@@ -101,8 +101,24 @@ class Columns:
         return tuple(map(Span, *columns, self.reason[part].to_pylist()))
 
 
+def _values(array: Any, dtype: Any) -> npt.NDArray[Any]:
+    """A numpy view of a numeric Arrow array. (`to_numpy` would do the same, and import pandas.)"""
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+
+
+def _truths(array: Any) -> npt.NDArray[np.bool_]:
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.empty(0, np.bool_)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    return bits[array.offset : array.offset + len(array)].astype(np.bool_)
+
+
 def _flat(column: Any) -> tuple[npt.NDArray[np.int64], Any]:
-    offsets = column.offsets.to_numpy()
+    offsets = _values(column.offsets, np.int64 if isinstance(column, pa.LargeListArray) else np.int32)
     return (offsets - offsets[0]).astype(np.int64), column.values[int(offsets[0]) : int(offsets[-1])]
 
 
@@ -155,7 +171,7 @@ def first_fault(batch: pa.RecordBatch) -> str | None:
 
 def _numbers(values: npt.NDArray[Any], dtype: pa.DataType) -> Any:
     """An Arrow array on a numpy array's memory. (`pa.array` would do the same, and import pandas to look whether it is one.)"""
-    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(memoryview(np.ascontiguousarray(values)))])
+    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(cast(Any, np.ascontiguousarray(values)))])
 
 
 def _bools(values: list[bool]) -> Any:
