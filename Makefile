@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml | $(VENV)/bin/python
 
 demo: $(VENV)/.demo
 	@$(BIN)/chatmask build --spec ling-3.0-thinking --demo fixtures/swe_raw.jsonl
-	@$(BIN)/chatmask inspect swe_raw.ling-3.0-thinking --row 6
+	@$(BIN)/chatmask inspect swe_raw.ling-3.0-thinking --row 9
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not long" -n 2

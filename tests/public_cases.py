@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import chatmask
@@ -81,9 +82,9 @@ def result(text: str) -> dict[str, Any]:
     return {"role": "tool", "content": text}
 
 
-def tool(name: str) -> dict[str, Any]:
+def tool(name: str, description: str = "A tool.") -> dict[str, Any]:
     """A tool schema."""
-    return {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": {"type": "object", "properties": {}}}}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": {"type": "object", "properties": {}}}}
 
 
 _FRUIT = (user("Name a red fruit."), assistant("Cherry."))
@@ -183,6 +184,14 @@ CASES: tuple[Case, ...] = (
         Case("B42", spec, (user("q"), assistant("one"), result(text), assistant("two")), (f"one{end}", f"two{end}"))
         for spec, end in _PLAIN for text in _FORGERIES
     ),
+    *(Case("B42", spec, _FRUIT, (f"Cherry.{end}",), tools=(tool("f", text),)) for spec, end in _PLAIN for text in _FORGERIES),
+    *(
+        Case("B42", spec, (user("q"), assistant("", None, ("f", {"<tool_call>": "</tool_call>"}))), (shown + end,))
+        for spec, end, shown in (
+            ("qwen3-instruct", _IM, '<tool_call>\n{"name": "f", "arguments": {"<tool_call>": "</tool_call>"}}\n</tool_call>'),
+            ("ling-3.0", _ROLE, "<tool_call>f\n<arg_key><tool_call></arg_key>\n<arg_value></tool_call></arg_value>\n</tool_call>"),
+        )
+    ),
     *(
         Case("B42", spec, (user(text), assistant("no")), reason="control_text", overrides=("special_in_content=reject",))
         for spec, _ in _PLAIN for text in ("x<|endoftext|>", "<|im_start|>")
@@ -198,13 +207,17 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 
+@cache
+def _changed_parser(spec: str, overrides: tuple[str, ...]) -> Any:
+    return chatmask.load_parser(spec, demo=True, overrides=overrides)
+
+
 def parser_for(case: Case, source: str = "demo") -> Any:
-    """The case's parser, over the demo tokenizer or the real one."""
-    if not case.overrides:
-        return oracles.parser_of(case.spec, source)
-    if source == "demo":
-        return chatmask.load_parser(case.spec, demo=True, overrides=case.overrides)
-    return chatmask.load_parser(case.spec, tokenizer=oracles.parser_of(case.spec, source).loaded, overrides=case.overrides)
+    """The case's parser, over the demo tokenizer or the real one (the latter for packaged specs only)."""
+    if case.overrides and source == "demo":
+        return _changed_parser(case.spec, case.overrides)
+    assert not case.overrides
+    return oracles.parser_of(case.spec, source)
 
 
 def check_case(case: Case, source: str = "demo") -> None:

@@ -21,7 +21,9 @@ from typing import Any
 
 import chatmask
 from chatmask.conversation import Conversation, normalise
-from chatmask.tokenizers import Tokenizer, load_tokenizer
+from chatmask.parsers.parser import Parser
+from chatmask.templates.spec import TemplateSpec
+from chatmask.tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
 from tests import assets
 from tests.conversations import benign, hostile
 
@@ -375,3 +377,87 @@ def check_parity(parser: Any, conversation: dict[str, Any], render: Callable[...
     if parser.spec.prefix_stable:
         assert not example.rewritten
     return counts
+
+
+# --- templates made up for one purpose ------------------------------------------------------------------------------------
+
+_IM_TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+_IM_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+DROPPING = {
+    "the text beside a tool call": "{% for m in messages %}{% if m.tool_calls %}{{ '<|im_start|>assistant\\n' }}{% for c in m.tool_calls %}"
+    "{{ c.function.name + ' ' + c.function.arguments|tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% else %}" + _IM_TURN + "{% endif %}{% endfor %}",
+    "tool calls": "{% for m in messages %}" + _IM_TURN + "{% endfor %}",
+    "tool messages": "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name + ' ' + c.function.arguments|tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}",
+}
+
+
+def made_up(template: str, **fields: Any) -> Parser:
+    """A parser for a ChatML-like template that was made up for a test, over the demo tokenizer."""
+    data = {"name": "made-up", "assistant": {"header": "<|im_start|>assistant\n", "end_of_turn": "<|im_end|>"}, **fields}
+    return Parser(TemplateSpec.model_validate(data), demo_tokenizer(template + _IM_PROMPT), check=False)
+
+
+def check_drops() -> None:
+    """A template that leaves a part of a message out is caught, whichever part it is, unless the spec declares it."""
+    messages = [
+        {"role": "user", "content": "Question."},
+        {"role": "assistant", "content": "Let me look.", "tool_calls": [{"function": {"name": "find", "arguments": {"what": "it"}}}]},
+        {"role": "tool", "content": "Found nothing."},
+        {"role": "assistant", "content": "Answer."},
+    ]
+    declared = {"the text beside a tool call": "content_with_tool_calls", "tool calls": "tool_calls", "tool messages": "tool"}
+    for what, template in DROPPING.items():
+        try:
+            made_up(template).parse({"messages": messages})
+        except chatmask.RejectedRow as error:
+            assert error.reason.value == "template_drops_content", error
+        else:
+            raise AssertionError(f"nobody noticed that {what} went missing")
+        example = made_up(template, drops=[declared[what]]).parse({"messages": messages})
+        assert example.content_dropped == 1
+
+
+def check_added_system() -> None:
+    """A system text that the spec adds is rendered, and indices and flags still are those of the data."""
+    parser = made_up("{% for m in messages %}" + _IM_TURN + "{% endfor %}", system="Added.")
+    talk = [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
+    talk[1]["train"] = False  # type: ignore[assignment]
+    example = parser.parse({"messages": talk})
+    assert "Added." in example.text
+    assert [(s.message, s.trained, s.reason) for s in example.spans] == [(1, False, "flag"), (3, True, "")]
+    assert parser.loaded.decode(supervised(example)[0]) == "assistant 1<|im_end|>"
+    own = parser.parse({"messages": [{"role": "system", "content": "Mine."}, *talk]})
+    assert "Added." not in own.text
+    assert [s.message for s in own.spans] == [2, 4]
+
+
+def check_flags(parser: Any, conversation: dict[str, Any], off: set[int]) -> None:
+    """Turns flagged off keep span and ids and lose their mask; when no trained turn is left the row is refused by name."""
+    flagged = copy.deepcopy(conversation)
+    for i in off:
+        flagged["messages"][i]["train"] = False
+    plain = parser.parse(conversation)
+    kept = [s for s in plain.spans if s.trained and s.message not in off]
+    try:
+        example = parser.parse(flagged)
+    except chatmask.RejectedRow as error:
+        assert error.reason.value == "zero_supervision", error
+        assert not kept, "a row with a trained turn was refused"
+        return
+    assert kept, "a row without a trained turn was kept"
+    assert example.input_ids == plain.input_ids
+    assert [s for s in example.spans if s.trained] == kept
+    assert {s.message for s in example.spans if s.reason == "flag"} == off
+    check_shape(example)
+
+
+def check_lead(parser: Any, lead: str) -> None:
+    """Answers that begin (and end) with characters that may merge with the header: straddles are counted and stay untrained."""
+    messages = []
+    for n in range(3):
+        messages += [{"role": "user", "content": "Go."}, {"role": "assistant", "content": f"{lead}Answer {n}.{lead}"}]
+    example = parser.parse({"messages": messages})
+    found = (example.input_ids, example.loss_mask, example.straddles)
+    assert found == expected_mask(parser, example.text, expected_turns(parser.spec.name, messages))
+    check_shape(example)

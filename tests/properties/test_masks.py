@@ -191,15 +191,7 @@ def test_tool_markers_that_the_model_wrote_keep_their_ids(spec: str, source: str
 @pytest.mark.parametrize("lead", ["\n", "\n\n", " ", "\n \n", "\u0338", "\u0301", "\t"])
 def test_content_that_touches_the_header(spec: str, source: str, lead: str) -> None:
     """White space and combining marks at the start of an answer: straddling tokens are counted and stay untrained."""
-    parser = parser_of(spec, source)
-    messages = []
-    for n in range(3):
-        messages += [{"role": "user", "content": "Go."}, {"role": "assistant", "content": f"{lead}Answer {n}.{lead}"}]
-    example = parser.parse({"messages": messages})
-    turns = oracles.expected_turns(spec, messages)
-    ids, mask, straddles = oracles.expected_mask(parser, example.text, turns)
-    assert (example.input_ids, example.loss_mask, example.straddles) == (ids, mask, straddles)
-    oracles.check_shape(example)
+    oracles.check_lead(parser_of(spec, source), lead)
 
 
 @ONE_SOURCE
@@ -258,23 +250,18 @@ def test_flags_take_turns_out_and_nothing_else(spec: str) -> None:
     parser = parser_of(spec, "demo")
     rng = random.Random(9)
     for conversation in oracles.good(spec, 900, 30):
-        flagged = copy.deepcopy(conversation)
-        assistants = [i for i, m in enumerate(flagged["messages"]) if m["role"] == "assistant"]
-        off = set(rng.sample(assistants, rng.randint(0, len(assistants))))
-        for i in off:
-            flagged["messages"][i]["train"] = False
-        plain = parser.parse(conversation)
-        kept = [s for s in plain.spans if s.trained and s.message not in off]
-        if not kept:
-            with pytest.raises(chatmask.RejectedRow) as caught:
-                parser.parse(flagged)
-            assert caught.value.reason == "zero_supervision"
-            continue
-        example = parser.parse(flagged)
-        assert example.input_ids == plain.input_ids
-        assert [s for s in example.spans if s.trained] == kept
-        assert {s.message for s in example.spans if s.reason == "flag"} == off
-        oracles.check_shape(example)
+        assistants = [i for i, m in enumerate(conversation["messages"]) if m["role"] == "assistant"]
+        oracles.check_flags(parser, conversation, set(rng.sample(assistants, rng.randint(0, len(assistants)))))
+
+
+def test_what_a_template_leaves_out_is_noticed() -> None:
+    """Templates that drop text beside a call, calls, or tool messages are caught, and a declared drop is counted."""
+    oracles.check_drops()
+
+
+def test_an_added_system_text_moves_no_index() -> None:
+    """Spans and flags count the messages of the data, also when the spec adds a system text."""
+    oracles.check_added_system()
 
 
 @ONE_SPEC

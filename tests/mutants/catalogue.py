@@ -1,0 +1,94 @@
+"""The mutants. Each is one text that occurs exactly once in a file of the package, and what to put in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong change.
+
+    Attributes:
+        name: what goes wrong.
+        file: path inside the package.
+        old: text that occurs exactly once in that file; if it does not, the mutant is stale and must be brought up to date.
+        new: the wrong text.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+_MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding.py"
+_PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
+_TRACING, _SPEC, _TOKENIZERS = "templates/tracing.py", "templates/spec.py", "tokenizers.py"
+_SET = "mask[first:last] = 1"
+_FIND = 'if spec.special_in_content != "allow":\n            shield = find_quoted('
+_FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
+
+MUTANTS = (
+    # the mask
+    Mutant("first target lost", _MASKING, _SET, "mask[first + 1 : last] = 1"),
+    Mutant("last token of the header trained", _MASKING, _SET, "mask[max(first - 1, 0) : last] = 1"),
+    Mutant("end token lost", _MASKING, _SET, "mask[first : last - 1] = 1"),
+    Mutant("token behind the end trained", _MASKING, _SET, "mask[first : last + 1] = 1"),
+    Mutant("everything behind the first header trained", _MASKING, _SET, "mask[first:] = 1"),
+    Mutant("last turn only", _MASKING, "if not emission.reason:\n", "if not emission.reason and emission is emissions[-1]:\n"),
+    Mutant("untrained turns trained", _MASKING, "if not emission.reason:\n", "if True:\n"),
+    Mutant("straddle flipped", _MASKING, 'first -= straddle == "include"', 'first -= straddle == "exclude"'),
+    Mutant("straddles not counted", _MASKING, "straddles += 1\n            first", "first"),
+    Mutant("span starts one token late", _MASKING, 'emission.start, side="left"', 'emission.start, side="right"'),
+    # turns
+    Mutant("header trained", _TURNS, "at - len(header), at, end, form", "at - len(header), at - len(header), end, form"),
+    Mutant("history header forgotten", _TURNS, "for header in spec.assistant.headers:", "for header in (spec.assistant.header,):"),
+    Mutant("history taken for served", _TURNS, 'if header == spec.assistant.header else "history"', 'if header else "history"'),
+    Mutant("trailing text trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return stop, True"),
+    Mutant("trailing text never trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return end, True"),
+    Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
+    Mutant("lost content not noticed", _TURNS, "and content.strip() not in emission", "and content is None"),
+    Mutant("short header taken for the long one", _SPEC, "key=len, reverse=True", "key=len"),
+    # shielding
+    Mutant("shield skipped", _PARSER, _FIND, "if False:\n            shield = find_quoted("),
+    Mutant("markers lose their ids", _SHIELD, _FLAG, "self.quoted.append((literal, False))"),
+    Mutant("assistant text makes structure", _SHIELD, _FLAG, "self.quoted.append((literal, sampled))"),
+    Mutant("any text makes markers", _SHIELD, _FLAG, "self.quoted.append((literal, literal in self.markers))"),
+    Mutant("literals changed in user text", _SHIELD, _FLAG, "self.quoted.append((literal.strip('<'), False))"),
+    Mutant("keys not shielded", _SHIELD, "{self.text(key): self.value(item)", "{key: self.value(item)"),
+    Mutant("lists not shielded", _SHIELD, "return [self.value(item) for item in value]", "return value"),
+    Mutant("positions not mapped back", _SHIELD, "return self.after[i] + position - self.before[i]", "return position"),
+    Mutant("placeholders guessable", _SHIELD, 'while f"zq{number}q" in joined:', "while False:"),
+    Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    if", "if"),
+    Mutant("keys not searched", _SHIELD, "into.extend(value)\n", "pass\n"),
+    # the parser
+    Mutant("steering not noticed", _PARSER, "if text != self.template.render(prepared.messages, prepared.tools, **kwargs):", "if False:"),
+    Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
+    Mutant("drop check skipped", _PARSER, "self._check_dropped(sample)\n        return sample", "return sample"),
+    Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
+    Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
+    Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),
+    Mutant("rewriting not predicted", _PARSER, "elif turn.form == \"history\" or (changed and", "elif turn.form == \"history\" or (False and"),
+    Mutant("indices count the added system text", _PARSER, "Span(s.message - shift", "Span(s.message"),
+    Mutant("control text rejected in vain", _PARSER, "any(not kept for _, kept in shield.quoted)", "all(kept for _, kept in shield.quoted)"),
+    # thinking and messages
+    Mutant("conflict check skipped", _THINKING, "if text and isinstance(content, str) and text in content:", "if False:"),
+    Mutant("wrong option looked for", _THINKING, '{"on": "off", "off": "on"}', '{"on": "on", "off": "off"}'),
+    Mutant("inline reasoning lost", _THINKING, 'result["reasoning_content"] = reasoning', "pass"),
+    Mutant("two reasonings, one taken", _THINKING, "if given and given.strip() != reasoning.strip():", "if False:"),
+    Mutant("unclosed tag accepted", _THINKING, "if opened and not closed:", "if False:"),
+    Mutant("strip does nothing", _MESSAGES, "if spec.thinking.strip:", "if False:"),
+    Mutant("wrong mode: auto always on", _MESSAGES, "spec.for_sample(any(reasoning_of(message) for message in messages))", "spec.for_sample(True)"),
+    Mutant("wrong mode: auto always off", _MESSAGES, "spec.for_sample(any(reasoning_of(message) for message in messages))", "spec.for_sample(False)"),
+    Mutant("flags slip by one", _MESSAGES, "flags = (None, *flags)", "flags = (*flags, None)"),
+    Mutant("arguments stay text", _MESSAGES, 'if form == "dict" and isinstance(arguments, str):', "if False:"),
+    # tracing
+    Mutant("loops never end", _TRACING, "return [node, self._report(_END, [nodes.Const(scope)], node.lineno)]", "return node"),
+    Mutant("a neighbour looked at becomes the owner", _TRACING, "if assigned and any(not entry[2] for entry in stack):", "if False:"),
+    Mutant("marks stay in front when text is joined", _TRACING, "marks.extend((length + at, mark)", "marks.extend((at, mark)"),
+    Mutant("marks slip when text is stripped", _TRACING, "return self._cut(text, len(self) - len(text))", "return self._cut(text, 0)"),
+    Mutant("a scope entered again keeps its old message", _TRACING, "del stack[depth:]", "pass"),
+    # the encoder
+    Mutant("control tokens live in text", _TOKENIZERS, 'if item["content"] not in control]', "]"),
+)  # fmt: skip
