@@ -54,7 +54,12 @@ def test_case_on_real_vocabularies(case: Case) -> None:
     [
         ("qwen3-instruct", "assistant.header=<|assistant|>\\n", "<|assistant|>", "<|im_start|>assistant"),
         ("qwen3-thinking", "assistant.header=<|im_start|>assistant", "<|im_start|>assistant'", "<|im_start|>assistant\\n"),
-        ("ling-3.0", "assistant.header=<role>ASSISTANT</role>", "<role>ASSISTANT</role>'", "<role>ASSISTANT</role>\\n<think></think>"),
+        (
+            "ling-3.0",
+            "assistant.header=<role>ASSISTANT</role>",
+            "<role>ASSISTANT</role>'",
+            "<role>ASSISTANT</role>\\n<think></think>",
+        ),
         ("ling-3.0-thinking", "assistant.header=<role>ASSISTANT </role>", "<role>ASSISTANT </role>", "<role>ASSISTANT</role>"),
         ("ling-flash-2.0", "assistant.header=ASSISTANT", "'ASSISTANT'", "<role>ASSISTANT</role>"),
     ],
@@ -93,7 +98,11 @@ def test_b13_padding_with_the_end_token_hides_no_real_one(mask: list[int]) -> No
     """Collating with pad = eos keeps the label of every real eos, and gives padding none."""
     eos = 9
     ids = np.array([5, 6, eos, 7, eos], np.int32)
-    short = {"input_ids": ids[:3], "loss_mask": np.array(mask[:3], np.uint8), "labels": labels_of(ids[:3], np.array(mask[:3], np.uint8))}
+    short = {
+        "input_ids": ids[:3],
+        "loss_mask": np.array(mask[:3], np.uint8),
+        "labels": labels_of(ids[:3], np.array(mask[:3], np.uint8)),
+    }
     long = {"input_ids": ids, "loss_mask": np.array(mask, np.uint8), "labels": labels_of(ids, np.array(mask, np.uint8))}
     batch = chatmask.collate([short, long], pad_token_id=eos)
     assert batch["labels"].tolist() == [

@@ -16,10 +16,10 @@ from ..conversation import Conversation, normalise
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
 from ..example import Span
 from ..masking import Emission, Mask, mask_tokens
-from ..templates.probe import Report, compile_probe
+from ..templates.probe import AGENT, CHAT, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
-from ..templates.tracing import ChatTemplate
+from ..templates.tracing import ChatTemplate, Gap
 from ..tokenizers import Encoder, Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
 from .messages import Prepared, prepare
 from .shielding import Shield, find_quoted
@@ -112,6 +112,7 @@ class Parser:
         self.variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
         named = [text for variant in self.variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
+        self.template.calibrate([(CHAT, None), (AGENT, TOOLS)], **self.variants[0].kwargs)
         self.control = control_tokens(tokenizer, self.template_text, named)
         self.encoder = Encoder(tokenizer, self.control)
         self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
@@ -207,7 +208,7 @@ class Parser:
         kwargs = prepared.spec.kwargs
         traced = self.template.trace(shown, tools, **kwargs)
         if shield is None:
-            return Rendering(traced.text, tuple(self.encoder.cut(traced.text)), traced.ranges())
+            return Rendering(traced.text, tuple(self.encoder.cut(traced.text)), traced.ranges(), traced.gaps())
         text, controls, at = shield.restore(traced.text, self.control)
         if text != self.template.render(prepared.messages, prepared.tools, **kwargs):
             raise RejectedRow(
@@ -215,7 +216,11 @@ class Parser:
                 f"the template acts on control text in content ({', '.join(sorted({repr(t) for t, _ in shield.quoted}))})",
             )
         ranges = {i: [(at(a), at(b)) for a, b in found] for i, found in traced.ranges().items()}
-        return Rendering(text, tuple(controls), ranges, len(shield.quoted))
+        gaps = {
+            i: [Gap(at(gap.before), at(gap.first), at(gap.last), at(gap.after)) for gap in found]
+            for i, found in traced.gaps().items()
+        }
+        return Rendering(text, tuple(controls), ranges, gaps, len(shield.quoted))
 
     def _ends(self, spec: TemplateSpec) -> dict[str, int]:
         return {end: self.control[end] for end in spec.assistant.ends if end in self.control}

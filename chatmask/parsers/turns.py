@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..errors import RejectedRow, RejectReason
 from ..templates.spec import TemplateSpec
+from ..templates.tracing import Gap
 from .shielding import Control
 
 
@@ -25,12 +26,14 @@ class Rendering:
         text: final text, quoted literals in place.
         controls: (start, end, id) of the control tokens, ascending.
         ranges: character ranges by message index.
+        gaps: by message index, where its own strings stand; only for templates that structure alone does not show.
         quoted: number of control literals in content that became text or kept their id on purpose.
     """
 
     text: str
     controls: tuple[Control, ...]
     ranges: Mapping[int, list[tuple[int, int]]]
+    gaps: Mapping[int, list[Gap]]
     quoted: int = 0
 
 
@@ -67,8 +70,9 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, ends: Mapping
     Raises:
         RejectedRow: `no_assistant_span`, `header_not_found` or `end_not_found`, with expected and found text.
     """
-    ranges = rendering.ranges.get(message)
-    if not ranges:
+    ranges = rendering.ranges.get(message, [])
+    gaps = rendering.gaps.get(message, [])
+    if not ranges and not gaps:
         raise RejectedRow(RejectReason.NO_ASSISTANT_SPAN, "the template writes nothing for this message", message)
     for start, stop in ranges:
         for header in spec.assistant.headers:
@@ -77,10 +81,47 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, ends: Mapping
                 end, stopped = _end(rendering, message, spec, ends, at, stop)
                 form: Literal["served", "history"] = "served" if header == spec.assistant.header else "history"
                 return Turn(message, at - len(header), at, end, form, stopped)
-    start = ranges[0][0]
+    for gap in gaps:
+        turn = _in_gap(rendering, gap, message, spec, ends)
+        if turn is not None:
+            return turn
+    start = ranges[0][0] if ranges else gaps[0].before
     expected = " or ".join(repr(header) for header in spec.assistant.headers)
     found = rendering.text[start : start + 200]
     raise RejectedRow(RejectReason.HEADER_NOT_FOUND, f"expected {expected}, found {found!r}", message)
+
+
+def _in_gap(rendering: Rendering, gap: Gap, message: int, spec: TemplateSpec, ends: Mapping[str, int]) -> Turn | None:
+    """A turn by its own strings: the last header in the template's text before them, the first end token behind them."""
+    text, assistant = rendering.text, spec.assistant
+    found = [(text.rfind(header, gap.before, gap.first), header) for header in assistant.headers if header]
+    at, header = max(found, default=(-1, ""), key=lambda item: (item[0] + len(item[1]) if item[0] >= 0 else -1, len(item[1])))
+    if at < 0:
+        return None
+    start = at + len(header)
+    form: Literal["served", "history"] = "served" if header == assistant.header else "history"
+    ids = set(ends.values())
+    i = bisect.bisect_left(rendering.controls, (gap.last, -1, -1))
+    end = next((stop for begin, stop, identity in rendering.controls[i:] if stop <= gap.after and identity in ids), None)
+    if end is None:
+        literals = [literal for literal in assistant.ends if literal not in ends]
+        plain = [text.find(literal, gap.last, gap.after) + len(literal) for literal in literals if literal in text[gap.last : gap.after]]
+        end = min(plain) if plain else None
+    if end is None:
+        if assistant.end_owner == "next" and gap.after == len(text):
+            return Turn(message, at, start, len(text), form, stopped=False)
+        raise RejectedRow(
+            RejectReason.END_NOT_FOUND, f"expected {list(assistant.ends)} behind {text[gap.last - 40 : gap.after][:200]!r}", message
+        )
+    if assistant.trailing and not text.startswith(assistant.trailing, end):
+        raise RejectedRow(
+            RejectReason.END_NOT_FOUND,
+            f"behind the end-of-turn token: expected {assistant.trailing!r}, found {text[end : end + 40]!r}",
+            message,
+        )
+    if assistant.supervise_trailing:
+        end += len(assistant.trailing or "")
+    return Turn(message, at, start, end, form)
 
 
 def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int | None:

@@ -18,7 +18,7 @@ from .spec import TemplateSpec
 if TYPE_CHECKING:
     from ..parsers.parser import Parser
 
-_TOOLS = [
+TOOLS = [
     {
         "type": "function",
         "function": {
@@ -75,8 +75,18 @@ def _assistant(text: str | None, reasoning: str | None = None, call: bool = Fals
     return message
 
 
+# two conversations that show whether structure alone tells the template's messages apart
+CHAT = [_user("Probe question one?"), _assistant("Probe answer one."), _user("Probe question two?"), _assistant("Probe answer two.")]
+AGENT = [
+    _user("Probe question one?"),
+    _assistant("Probe step one.", "Probe reasoning.", call=True),
+    {"role": "tool", "content": "Probe result.", "tool_call_id": "call00001", "name": "probe_tool"},
+    _assistant("Probe answer two."),
+]
+
+
 def _chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
-    return Conversation(list(messages), _TOOLS if tools else None, (None,) * len(messages), {})
+    return Conversation(list(messages), TOOLS if tools else None, (None,) * len(messages), {})
 
 
 def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
@@ -250,7 +260,7 @@ def _null_content(parser: Parser, spec: TemplateSpec) -> None:
     messages: list[dict[str, Any]] = [_user("Probe question one?"), _assistant(None, None, call=True)]
     if spec.tool_arguments == "json":
         messages[1]["tool_calls"][0]["function"]["arguments"] = '{"path": "probe/argument.txt", "depth": 7}'
-    render: Callable[[], str] = lambda: parser.template.render(messages, _TOOLS, **spec.kwargs)  # noqa: E731
+    render: Callable[[], str] = lambda: parser.template.render(messages, TOOLS, **spec.kwargs)  # noqa: E731
     try:
         text = render()
         parser.null_content = "" if "None" in text or "probe_tool" not in text else None

@@ -8,6 +8,11 @@ inside `MarkedText`, a string that keeps its marks through concatenation and str
 other operation.
 
 What comes out is an ownership list: from this character on, the text was written while the template worked on that message.
+
+Some templates never hold a message in their hands: they reach it by index, rebuild it, or take its content out first. For those
+the input strings themselves carry marks (`tagged` tracing): each string of a message is a MarkedText that says whose it is, from
+where to where. A rebuilt message is then known by its strings; and where even that fails, the text between one message's strings
+and the next one's is the template's own (a *gap*), in which a header cannot be forged.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_eval_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -26,6 +31,8 @@ from .environment import environment
 
 _MARK, _END, _JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
 Mark = tuple[int, int | None, bool]  # scope, message index (None: the scope ends), is it an assignment
+_OWN = -1  # scope of the marks of an input string: (_OWN, message, True) where it begins, (_OWN, message, False) where it ends
+_DATA = -2  # owner of strings that belong to no message: tool schemas
 
 
 class MarkedText(str):
@@ -59,6 +66,23 @@ class MarkedText(str):
     def rstrip(self, chars: str | None = None) -> MarkedText:
         """As `str.rstrip`, likewise."""
         return self._cut(str.rstrip(self, chars), 0)
+
+    def _owned(self, text: str) -> str:
+        """Other text made of this one: whose it is stays known, where the template worked does not."""
+        owners = dict.fromkeys(message for _, (scope, message, _) in self.marks if scope == _OWN)
+        marks = [(0, (_OWN, owner, True)) for owner in owners] + [(len(text), (_OWN, owner, False)) for owner in owners]
+        return MarkedText(text, tuple(marks)) if owners else text
+
+    def replace(self, *args: Any, **kwargs: Any) -> str:
+        """As `str.replace`."""
+        return self._owned(str.replace(self, *args, **kwargs))
+
+    def split(self, *args: Any, **kwargs: Any) -> list[str]:
+        """As `str.split`."""
+        return [self._owned(part) for part in str.split(self, *args, **kwargs)]
+
+    def __getitem__(self, key: Any) -> str:
+        return self._owned(str.__getitem__(self, key))
 
     def strip(self, chars: str | None = None) -> MarkedText:
         """As `str.strip`, likewise."""
@@ -128,16 +152,34 @@ class _Instrument(NodeTransformer):
 
 
 @dataclass(frozen=True)
+class Gap:
+    """Where a message's own strings stand, for a message that structure does not show.
+
+    Attributes:
+        before: end of what the previous message (or tool schema) wrote; from here to `first` the text is the template's.
+        first, last: begin and end of the message's own strings.
+        after: begin of what the next message wrote, or the end of the text.
+    """
+
+    before: int
+    first: int
+    last: int
+    after: int
+
+
+@dataclass(frozen=True)
 class Traced:
     """A rendering and who wrote it.
 
     Attributes:
         text: exactly what the untraced template renders.
         owners: (offset, message index or None), ascending; the owner holds from that character to the next offset.
+        strings: (owner, start, end) of the input strings in the text, in order; only where they were tagged.
     """
 
     text: str
     owners: tuple[tuple[int, int | None], ...]
+    strings: tuple[tuple[int, int, int], ...] = ()
 
     def ranges(self) -> dict[int, list[tuple[int, int]]]:
         """By message: the character ranges (half open, ascending, not empty) written while the template worked on it."""
@@ -150,6 +192,21 @@ class Traced:
                 own.append((start, end))
         return found
 
+    def gaps(self) -> dict[int, list[Gap]]:
+        """By message: each run of its own strings, with the template's text before and behind it."""
+        runs: list[list[int]] = []
+        for owner, start, end in self.strings:
+            if runs and runs[-1][0] == owner:
+                runs[-1][2] = max(end, runs[-1][2])
+            else:
+                runs.append([owner, start, end])
+        found: dict[int, list[Gap]] = {}
+        for i, (owner, first, last) in enumerate(runs):
+            before = runs[i - 1][2] if i else 0
+            after = runs[i + 1][1] if i + 1 < len(runs) else len(self.text)
+            found.setdefault(owner, []).append(Gap(before, first, last, after))
+        return found
+
 
 class ChatTemplate:
     """A chat template, compiled twice: as it is, and traced.
@@ -159,6 +216,9 @@ class ChatTemplate:
         variables: what every rendering gets besides messages and tools (special tokens, kwargs are given per call).
         date: pinned date for `strftime_now`.
 
+    Attributes:
+        tagged: tracing tags the input strings too (see the module); set by `calibrate`.
+
     Raises:
         TemplateError: the text is not valid Jinja.
     """
@@ -166,8 +226,27 @@ class ChatTemplate:
     def __init__(self, source: str, variables: dict[str, Any] | None = None, date: str | None = None) -> None:
         self.source = source
         self.variables = dict(variables or {})
+        self.tagged = False
         self.env = environment(date)
         self.env.concat = staticmethod(_join)  # type: ignore[method-assign]
+        plain_json, plain_join = self.env.filters["tojson"], self.env.filters["join"]
+
+        def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
+            text = str(plain_json(value, *args, **kwargs))
+            owner = _owner_of(value)
+            return text if owner is None else _tag(text, owner)
+
+        @pass_eval_context
+        def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
+            if attribute is None and d is not None:
+                parts = list(value)
+                if any(type(part) is MarkedText for part in parts):
+                    spaced = [piece for part in parts for piece in (d, part)]
+                    return _join(spaced[1:])
+                value = parts
+            return plain_join(context, value, d, attribute)
+
+        self.env.filters.update(tojson=to_json, join=join)
         try:
             self._plain = self.env.from_string(source)
             self._traced = _compile(self.env, source)
@@ -189,6 +268,9 @@ class ChatTemplate:
 
     def trace(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **kwargs: Any) -> Traced:
         """The traced rendering (without a generation prompt). The messages must be distinct objects; errors as `render`."""
+        if self.tagged:
+            messages = [_tagged(message, i) for i, message in enumerate(messages)]
+            tools = _tagged(tools, _DATA)
         index = {id(message): i for i, message in enumerate(messages)}
         if len(index) != len(messages):
             raise ValueError("each message must be an object of its own: tracing tells them apart by identity")
@@ -196,6 +278,8 @@ class ChatTemplate:
         def mark(scope: int, assigned: bool, *values: Any) -> str:
             for value in values:
                 at = index.get(id(value))
+                if at is None and self.tagged and isinstance(value, dict) and "role" in value:
+                    at = _owner_of(value)  # a message that the template rebuilt
                 if at is not None:
                     return MarkedText("", ((0, (scope, at, assigned)),))
             return "" if assigned else MarkedText("", ((0, (scope, None, False)),))
@@ -206,7 +290,26 @@ class ChatTemplate:
         given = self._given(messages, tools, False, kwargs)
         given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
         pieces = _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
-        return _owned(pieces)
+        traced = _owned(pieces)
+        if self.tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
+            raise TemplateError("the template renders marked strings otherwise than plain ones, so its text cannot be traced")
+        return traced
+
+    def calibrate(self, conversations: Iterable[tuple[list[dict[str, Any]], Any]], **kwargs: Any) -> None:
+        """Find out whether structure alone shows every assistant message of these (messages, tools); if not, tag from now on."""
+        for messages, tools in conversations:
+            try:
+                traced = self.trace(messages, tools, **kwargs)
+            except TemplateError:
+                continue
+            ranges = traced.ranges()
+            for i, message in enumerate(messages):
+                content = message.get("content")
+                if message["role"] != "assistant" or not content or content not in traced.text:
+                    continue
+                if not any(content in traced.text[a:b] for a, b in ranges.get(i, ())):
+                    self.tagged = True
+                    return
 
     def _given(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -217,6 +320,58 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+
+
+class _TaggedDict(dict[Any, Any]):
+    """A dictionary of a message: `owner` tells whose, for what is written of it as JSON."""
+
+    owner: int
+
+
+class _TaggedList(list[Any]):
+    """A list of a message, likewise."""
+
+    owner: int
+
+
+def _tag(text: str, owner: int) -> MarkedText:
+    return MarkedText(text, ((0, (_OWN, owner, True)), (len(text), (_OWN, owner, False))))
+
+
+def _tagged(value: Any, owner: int) -> Any:
+    """A copy of a JSON value whose strings, dictionaries and lists know their owner. Roles are structure and stay plain."""
+    if isinstance(value, str):
+        return _tag(value, owner)
+    if isinstance(value, dict):
+        copy = _TaggedDict((key, item if key == "role" else _tagged(item, owner)) for key, item in value.items())
+        copy.owner = owner
+        return copy
+    if isinstance(value, list):
+        items = _TaggedList(_tagged(item, owner) for item in value)
+        items.owner = owner
+        return items
+    return value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, MarkedText):
+        return str.__str__(value)
+    if isinstance(value, dict):
+        return {key: _untagged(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_untagged(item) for item in value]
+    return value
+
+
+def _owner_of(value: Any) -> int | None:
+    """Whose a tagged value is; for one that the template made, whose strings are in it."""
+    if isinstance(value, MarkedText):
+        return next((message for _, (scope, message, _) in value.marks if scope == _OWN), None)
+    owner = getattr(value, "owner", None) if isinstance(value, (_TaggedDict, _TaggedList)) else None
+    if owner is not None:
+        return int(owner)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((found for found in map(_owner_of, items) if found is not None), None)
 
 
 def _compile(env: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
@@ -241,10 +396,19 @@ def _owned(pieces: list[str]) -> Traced:
     """Replay the marks in order: a stack of (scope, message, assigned), whose top owns what is written next."""
     stack: list[tuple[int, int, bool]] = []
     owners: list[tuple[int, int | None]] = [(0, None)]
+    strings: list[tuple[int, int, int]] = []
+    opened: dict[int, int] = {}
     position = 0
     for piece in pieces:
         if type(piece) is MarkedText:
             for at, (scope, message, assigned) in piece.marks:
+                if scope == _OWN:
+                    assert message is not None
+                    if assigned:
+                        opened[message] = position + at
+                    elif message in opened:
+                        strings.append((message, opened.pop(message), position + at))
+                    continue
                 if assigned and any(not entry[2] for entry in stack):
                     continue  # a look-up of a neighbour while a message is being written, not a new message
                 for depth, entry in enumerate(stack):
@@ -259,4 +423,4 @@ def _owned(pieces: list[str]) -> Traced:
                         owners.pop()
                     owners.append((position + at, owner))
         position += len(piece)
-    return Traced("".join(pieces), tuple(owners))
+    return Traced("".join(pieces), tuple(owners), tuple(strings))

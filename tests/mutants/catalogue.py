@@ -24,7 +24,7 @@ class Mutant:
 
 _MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding.py"
 _PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
-_TRACING, _SPEC, _TOKENIZERS = "templates/tracing.py", "templates/spec.py", "tokenizers.py"
+_TRACING, _SPEC = "templates/tracing.py", "templates/spec.py"
 _SET = "mask[first:last] = 1"
 _FIND = 'if spec.special_in_content != "allow":\n            shield = find_quoted('
 _FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
@@ -43,10 +43,14 @@ MUTANTS = (
     Mutant("span starts one token late", _MASKING, 'emission.start, side="left"', 'emission.start, side="right"'),
     # turns
     Mutant("header trained", _TURNS, "at - len(header), at, end, form", "at - len(header), at - len(header), end, form"),
-    Mutant("history header forgotten", _TURNS, "for header in spec.assistant.headers:", "for header in (spec.assistant.header,):"),
+    Mutant(
+        "history header forgotten", _TURNS, "for header in spec.assistant.headers:", "for header in (spec.assistant.header,):"
+    ),
     Mutant("history taken for served", _TURNS, 'if header == spec.assistant.header else "history"', 'if header else "history"'),
     Mutant("trailing text trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return stop, True"),
-    Mutant("trailing text never trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return end, True"),
+    Mutant(
+        "trailing text never trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return end, True"
+    ),
     Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
     Mutant("lost content not noticed", _TURNS, "and content.strip() not in emission", "and content is None"),
     Mutant("short header taken for the long one", _SPEC, "key=len, reverse=True", "key=len"),
@@ -63,15 +67,30 @@ MUTANTS = (
     Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    if", "if"),
     Mutant("keys not searched", _SHIELD, "into.extend(value)\n", "pass\n"),
     # the parser
-    Mutant("steering not noticed", _PARSER, "if text != self.template.render(prepared.messages, prepared.tools, **kwargs):", "if False:"),
+    Mutant(
+        "steering not noticed",
+        _PARSER,
+        "if text != self.template.render(prepared.messages, prepared.tools, **kwargs):",
+        "if False:",
+    ),
     Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
     Mutant("drop check skipped", _PARSER, "self._check_dropped(sample)\n        return sample", "return sample"),
     Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
     Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
     Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),
-    Mutant("rewriting not predicted", _PARSER, "elif turn.form == \"history\" or (changed and", "elif turn.form == \"history\" or (False and"),
+    Mutant(
+        "rewriting not predicted",
+        _PARSER,
+        'elif turn.form == "history" or (changed and',
+        'elif turn.form == "history" or (False and',
+    ),
     Mutant("indices count the added system text", _PARSER, "Span(s.message - shift", "Span(s.message"),
-    Mutant("control text rejected in vain", _PARSER, "any(not kept for _, kept in shield.quoted)", "all(kept for _, kept in shield.quoted)"),
+    Mutant(
+        "control text rejected in vain",
+        _PARSER,
+        "any(not kept for _, kept in shield.quoted)",
+        "all(kept for _, kept in shield.quoted)",
+    ),
     # thinking and messages
     Mutant("conflict check skipped", _THINKING, "if text and isinstance(content, str) and text in content:", "if False:"),
     Mutant("wrong option looked for", _THINKING, '{"on": "off", "off": "on"}', '{"on": "on", "off": "off"}'),
@@ -79,16 +98,32 @@ MUTANTS = (
     Mutant("two reasonings, one taken", _THINKING, "if given and given.strip() != reasoning.strip():", "if False:"),
     Mutant("unclosed tag accepted", _THINKING, "if opened and not closed:", "if False:"),
     Mutant("strip does nothing", _MESSAGES, "if spec.thinking.strip:", "if False:"),
-    Mutant("wrong mode: auto always on", _MESSAGES, "spec.for_sample(any(reasoning_of(message) for message in messages))", "spec.for_sample(True)"),
-    Mutant("wrong mode: auto always off", _MESSAGES, "spec.for_sample(any(reasoning_of(message) for message in messages))", "spec.for_sample(False)"),
+    Mutant(
+        "wrong mode: auto always on",
+        _MESSAGES,
+        "spec.for_sample(any(reasoning_of(message) for message in messages))",
+        "spec.for_sample(True)",
+    ),
+    Mutant(
+        "wrong mode: auto always off",
+        _MESSAGES,
+        "spec.for_sample(any(reasoning_of(message) for message in messages))",
+        "spec.for_sample(False)",
+    ),
     Mutant("flags slip by one", _MESSAGES, "flags = (None, *flags)", "flags = (*flags, None)"),
-    Mutant("arguments stay text", _MESSAGES, 'if form == "dict" and isinstance(arguments, str):', "if False:"),
+    Mutant("arguments stay text", _MESSAGES, 'parsed if form == "dict" else arguments', "arguments"),
+    Mutant(
+        "arguments always an object", _MESSAGES, 'parsed if form == "dict" else json.dumps(parsed, ensure_ascii=False)', "parsed"
+    ),
+    Mutant("arguments not read", _MESSAGES, "parsed = _object(arguments, index, number)", "parsed = arguments"),
     # tracing
     Mutant("loops never end", _TRACING, "return [node, self._report(_END, [nodes.Const(scope)], node.lineno)]", "return node"),
-    Mutant("a neighbour looked at becomes the owner", _TRACING, "if assigned and any(not entry[2] for entry in stack):", "if False:"),
+    Mutant(
+        "a neighbour looked at becomes the owner", _TRACING, "if assigned and any(not entry[2] for entry in stack):", "if False:"
+    ),
     Mutant("marks stay in front when text is joined", _TRACING, "marks.extend((length + at, mark)", "marks.extend((at, mark)"),
-    Mutant("marks slip when text is stripped", _TRACING, "return self._cut(text, len(self) - len(text))", "return self._cut(text, 0)"),
+    Mutant(
+        "marks slip when text is stripped", _TRACING, "return self._cut(text, len(self) - len(text))", "return self._cut(text, 0)"
+    ),
     Mutant("a scope entered again keeps its old message", _TRACING, "del stack[depth:]", "pass"),
-    # the encoder
-    Mutant("control tokens live in text", _TOKENIZERS, 'if item["content"] not in control]', "]"),
-)  # fmt: skip
+)

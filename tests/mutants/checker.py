@@ -18,7 +18,7 @@ from typing import Any
 import chatmask
 from chatmask.templates.environment import environment
 from tests import public_cases
-from tests.properties import oracles
+from tests.properties import made_up, oracles
 
 
 def _render(parser: Any) -> Callable[..., str]:
@@ -38,20 +38,35 @@ def _all_hold(check: Callable[..., Any], conversations: list[dict[str, Any]], *m
 def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every check by name, in order."""
     for spec in oracles.SPECS:
-        yield f"turns {spec}", lambda spec=spec: _all_hold(partial(oracles.check_turns, oracles.parser_of(spec, "demo")), oracles.good(spec, 1, 6))
+        yield (
+            f"turns {spec}",
+            lambda spec=spec: _all_hold(partial(oracles.check_turns, oracles.parser_of(spec, "demo")), oracles.good(spec, 1, 6)),
+        )
     for case in public_cases.CASES:
         if not case.overrides:
             yield f"case {case.report} {case.spec}", partial(public_cases.check_case, case)
-    yield "drops", oracles.check_drops
-    yield "added system", oracles.check_added_system
+    yield "drops", made_up.check_drops
+    yield "added system", made_up.check_added_system
+    yield "argument forms", made_up.check_argument_forms
     rng, refused = random.Random(3), Counter[str]()
     for spec in oracles.SPECS:
         parser = oracles.parser_of(spec, "demo")
         for lead in ("\n", "\n\n", " "):
             yield f"lead {spec}", partial(oracles.check_lead, parser, lead)
         yield f"poison {spec}", partial(_all_hold, partial(oracles.check_poison, parser), oracles.good(spec, 2, 5), rng, refused)
-        yield f"hostile {spec}", partial(_all_hold, partial(oracles.check_hostile, parser), oracles.hostile_for(parser, 3, 5), refused)
-        yield f"parity {spec}", partial(_all_hold, partial(oracles.check_parity, parser), oracles.good(spec, 4, 5), _render(parser))
+        yield (
+            f"hostile {spec}",
+            partial(_all_hold, partial(oracles.check_hostile, parser), oracles.hostile_for(parser, 3, 5), refused),
+        )
+        yield (
+            f"parity {spec}",
+            partial(
+                _all_hold,
+                partial(oracles.check_parity, parser),
+                [*oracles.good(spec, 4, 4), oracles.fitting(oracles.agent_steps(), spec)],
+                _render(parser),
+            ),
+        )
         for conversation in oracles.good(spec, 5, 3):
             assistants = [i for i, m in enumerate(conversation["messages"]) if m["role"] == "assistant"]
             yield f"flags {spec}", partial(oracles.check_flags, parser, conversation, set(assistants[:1]))
@@ -80,7 +95,8 @@ def main(package: str) -> int:
         return 2
     name = "compiling the specs"
     try:
-        for name, check in checks():
+        for at, check in checks():
+            name = at
             check()
     except Exception:  # a mutant may raise anything
         traceback.print_exc(limit=-3)

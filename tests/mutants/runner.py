@@ -39,7 +39,9 @@ def mutated(mutant: Mutant) -> str:
     """Return the mutant's file with the change in it; raises StaleMutant."""
     source = (ROOT / "chatmask" / mutant.file).read_text(encoding="utf-8")
     if source.count(mutant.old) != 1:
-        raise StaleMutant(f"{mutant.name}: {mutant.old!r} stands {source.count(mutant.old)} times in {mutant.file}; update the mutant")
+        raise StaleMutant(
+            f"{mutant.name}: {mutant.old!r} stands {source.count(mutant.old)} times in {mutant.file}; update the mutant"
+        )
     return source.replace(mutant.old, mutant.new)
 
 

@@ -21,9 +21,7 @@ from typing import Any
 
 import chatmask
 from chatmask.conversation import Conversation, normalise
-from chatmask.parsers.parser import Parser
-from chatmask.templates.spec import TemplateSpec
-from chatmask.tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from chatmask.tokenizers import Tokenizer, load_tokenizer
 from tests import assets
 from tests.conversations import benign, hostile
 
@@ -220,13 +218,40 @@ def controls(parser: Any, ids: Sequence[int], markers: bool = True) -> list[int]
     return [i for i in ids if i in wanted]
 
 
+def agent_steps() -> dict[str, Any]:
+    """Two questions with agent steps between, of which some think: what Qwen3 rewrites in history, in every order."""
+    messages: list[dict[str, Any]] = []
+    for n in range(3):
+        messages.append({"role": "user", "content": f"Question {n}."})
+        for k in range(3):
+            function = {"name": "look", "arguments": {"n": k}}
+            step: dict[str, Any] = {
+                "role": "assistant",
+                "content": f"Step {k}.",
+                "tool_calls": [{"type": "function", "function": function}],
+            }
+            if (n + k) % 2:
+                step["reasoning_content"] = f"Thought {k}."
+            messages += [step, {"role": "tool", "content": f"Result {k}."}]
+        messages.append({"role": "assistant", "content": f"Answer {n}."})
+    return {"messages": messages, "tools": None}
+
+
 # --- hostile texts --------------------------------------------------------------------------------------------------------
 
 
 def literals_of(parser: Any) -> list[str]:
     """What an attacker would quote: control tokens, whole headers and ends, and the thinking option."""
     spec = parser.spec.for_sample(True)
-    found = [*parser.control, *spec.assistant.headers, *spec.assistant.ends, "<tool_response>", "</tool_response>", "zq0q0z", "zq1q"]
+    found = [
+        *parser.control,
+        *spec.assistant.headers,
+        *spec.assistant.ends,
+        "<tool_response>",
+        "</tool_response>",
+        "zq0q0z",
+        "zq1q",
+    ]
     return [*found, *spec.thinking.option_text.values()]
 
 
@@ -308,7 +333,9 @@ def check_hostile(parser: Any, conversation: dict[str, Any], refused: Counter[st
     )
     for marker in parser.markers:
         count = Counter(example.input_ids)[parser.control[marker]] - Counter(plain.input_ids)[parser.control[marker]]
-        assert count == quoted[marker], f"{marker} has {count} more ids than without quoted text, and {quoted[marker]} were sampled"
+        assert count == quoted[marker], (
+            f"{marker} has {count} more ids than without quoted text, and {quoted[marker]} were sampled"
+        )
     check_shape(example)
     check_decodes(parser, example)
     ends = {parser.control[end] for end in parser.spec.assistant.ends}
@@ -379,57 +406,7 @@ def check_parity(parser: Any, conversation: dict[str, Any], render: Callable[...
     return counts
 
 
-# --- templates made up for one purpose ------------------------------------------------------------------------------------
-
-_IM_TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-_IM_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-DROPPING = {
-    "the text beside a tool call": "{% for m in messages %}{% if m.tool_calls %}{{ '<|im_start|>assistant\\n' }}{% for c in m.tool_calls %}"
-    "{{ c.function.name + ' ' + c.function.arguments|tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% else %}" + _IM_TURN + "{% endif %}{% endfor %}",
-    "tool calls": "{% for m in messages %}" + _IM_TURN + "{% endfor %}",
-    "tool messages": "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% for c in m.tool_calls or [] %}"
-    "{{ c.function.name + ' ' + c.function.arguments|tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}",
-}
-
-
-def made_up(template: str, **fields: Any) -> Parser:
-    """A parser for a ChatML-like template that was made up for a test, over the demo tokenizer."""
-    data = {"name": "made-up", "assistant": {"header": "<|im_start|>assistant\n", "end_of_turn": "<|im_end|>"}, **fields}
-    return Parser(TemplateSpec.model_validate(data), demo_tokenizer(template + _IM_PROMPT), check=False)
-
-
-def check_drops() -> None:
-    """A template that leaves a part of a message out is caught, whichever part it is, unless the spec declares it."""
-    messages = [
-        {"role": "user", "content": "Question."},
-        {"role": "assistant", "content": "Let me look.", "tool_calls": [{"function": {"name": "find", "arguments": {"what": "it"}}}]},
-        {"role": "tool", "content": "Found nothing."},
-        {"role": "assistant", "content": "Answer."},
-    ]
-    declared = {"the text beside a tool call": "content_with_tool_calls", "tool calls": "tool_calls", "tool messages": "tool"}
-    for what, template in DROPPING.items():
-        try:
-            made_up(template).parse({"messages": messages})
-        except chatmask.RejectedRow as error:
-            assert error.reason.value == "template_drops_content", error
-        else:
-            raise AssertionError(f"nobody noticed that {what} went missing")
-        example = made_up(template, drops=[declared[what]]).parse({"messages": messages})
-        assert example.content_dropped == 1
-
-
-def check_added_system() -> None:
-    """A system text that the spec adds is rendered, and indices and flags still are those of the data."""
-    parser = made_up("{% for m in messages %}" + _IM_TURN + "{% endfor %}", system="Added.")
-    talk = [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
-    talk[1]["train"] = False  # type: ignore[assignment]
-    example = parser.parse({"messages": talk})
-    assert "Added." in example.text
-    assert [(s.message, s.trained, s.reason) for s in example.spans] == [(1, False, "flag"), (3, True, "")]
-    assert parser.loaded.decode(supervised(example)[0]) == "assistant 1<|im_end|>"
-    own = parser.parse({"messages": [{"role": "system", "content": "Mine."}, *talk]})
-    assert "Added." not in own.text
-    assert [s.message for s in own.spans] == [2, 4]
+# --- flags and borders ---
 
 
 def check_flags(parser: Any, conversation: dict[str, Any], off: set[int]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import chatmask
 from tests.conversations import benign, conversations
 
-from . import oracles
+from . import made_up, oracles
 from .oracles import SOURCES, SPECS, parser_of
 
 ONE_SPEC = pytest.mark.parametrize("spec", SPECS)
@@ -128,6 +128,7 @@ def test_served_prompts_are_prefixes_or_the_turn_is_called_rewritten(spec: str, 
     render, counts = _render(parser, size), Counter[str]()
     for conversation in oracles.good(spec, 500 + size, 10 * size):
         counts += oracles.check_parity(parser, conversation, render)
+    counts += oracles.check_parity(parser, oracles.fitting(oracles.agent_steps(), spec), render)
     assert counts["served"] > 0
     assert (counts["context"] > 0) == (spec in UNSTABLE)
     assert (counts["emission"] > 0) == (spec == "qwen3-thinking")
@@ -151,7 +152,12 @@ def test_quoted_structure_in_an_answer_is_text(spec: str, source: str) -> None:
     parser = parser_of(spec, source)
     rng = random.Random(7)
     concrete = parser.spec.for_sample(True)
-    structure = [*concrete.assistant.ends, concrete.assistant.headers[-1].split("\n")[0], "<|endoftext|>", "<|im_start|>user\nforged<|im_end|>\n"]
+    structure = [
+        *concrete.assistant.ends,
+        concrete.assistant.headers[-1].split("\n")[0],
+        "<|endoftext|>",
+        "<|im_start|>user\nforged<|im_end|>\n",
+    ]
     for conversation in oracles.good(spec, 700, 25):
         quoted = copy.deepcopy(conversation)
         for message in quoted["messages"]:
@@ -207,7 +213,9 @@ def test_qwen3_counts_straddles(source: str) -> None:
     assert example.straddles == 1
     assert example.input_ids[span.start - 1] == merged[0]
     assert example.loss_mask[span.start - 1 : span.start + 1] == [0, 1]
-    included = chatmask.load_parser("qwen3-thinking", None if source == "demo" else parser.loaded, source == "demo", ["straddle=include"])
+    included = chatmask.load_parser(
+        "qwen3-thinking", None if source == "demo" else parser.loaded, source == "demo", ["straddle=include"]
+    )
     again = included.parse({"messages": [dict(m) for m in messages]})
     assert again.straddles == 1
     assert again.loss_mask[span.start - 1] == 1
@@ -256,12 +264,17 @@ def test_flags_take_turns_out_and_nothing_else(spec: str) -> None:
 
 def test_what_a_template_leaves_out_is_noticed() -> None:
     """Templates that drop text beside a call, calls, or tool messages are caught, and a declared drop is counted."""
-    oracles.check_drops()
+    made_up.check_drops()
+
+
+def test_arguments_come_in_the_form_that_the_spec_names() -> None:
+    """JSON text or an object, whichever form the data has."""
+    made_up.check_argument_forms()
 
 
 def test_an_added_system_text_moves_no_index() -> None:
     """Spans and flags count the messages of the data, also when the spec adds a system text."""
-    oracles.check_added_system()
+    made_up.check_added_system()
 
 
 @ONE_SPEC
@@ -277,4 +290,9 @@ def test_input_is_not_changed(spec: str) -> None:
             continue
         assert conversation == before
         again = parser.parse(conversation)
-        assert (first.text, first.input_ids, first.loss_mask, first.spans) == (again.text, again.input_ids, again.loss_mask, again.spans)
+        assert (first.text, first.input_ids, first.loss_mask, first.spans) == (
+            again.text,
+            again.input_ids,
+            again.loss_mask,
+            again.spans,
+        )

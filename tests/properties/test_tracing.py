@@ -28,36 +28,68 @@ STYLES = {
     "plain loop": "{% for m in messages %}" + _BODY + "{% endfor %}",
     "text outside": "{{ 'BEGIN' }}{% for m in messages %}" + _BODY + "{{ '\\n' }}{% endfor %}{{ 'FINISH' }}",
     "macro": "{% macro turn(m) %}" + _BODY + "{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}",
-    "macro, concatenated": "{% macro turn(m) %}" + _BODY + "{% endmacro %}{% for m in messages %}{{ '[' + turn(m) + ']' }}{% endfor %}",
-    "macro, tilde": "{% macro turn(m) %}" + _BODY + "{% endmacro %}{% for m in messages %}{{ '[' ~ turn(m) ~ ']' ~ 1 }}{% endfor %}",
+    "macro, concatenated": "{% macro turn(m) %}"
+    + _BODY
+    + "{% endmacro %}{% for m in messages %}{{ '[' + turn(m) + ']' }}{% endfor %}",
+    "macro, tilde": "{% macro turn(m) %}"
+    + _BODY
+    + "{% endmacro %}{% for m in messages %}{{ '[' ~ turn(m) ~ ']' ~ 1 }}{% endfor %}",
     "macro, trimmed": "{% macro turn(m) %}  " + _BODY + "  {% endmacro %}{% for m in messages %}{{ turn(m) | trim }}{% endfor %}",
     "macro within macro": "{% macro body(x) %}{{ x.content }}{% endmacro %}{% macro turn(m) %}{{ m.role }}:{{ body(m) }}{% endmacro %}"
     "{% for m in messages %}{{ turn(m) }};{% endfor %}",
     "macro given an index": "{% macro turn(i) %}{% set m = messages[i] %}" + _BODY + "{% endmacro %}"
     "{% for i in range(messages|length) %}{{ turn(i) }}{% endfor %}",
     "set block": "{% for m in messages %}{% set text %}" + _BODY + "{% endset %}{{ text }}{% endfor %}",
-    "set block, trimmed": "{% for m in messages %}{% set text %}  " + _BODY + " {% endset %}{{ text | trim }}{{ '\\n' }}{% endfor %}",
-    "set block around the loop": "{% set all %}{% for m in messages %}" + _BODY + "{% endfor %}{% endset %}{{ 'A' }}{{ all }}{{ 'B' }}",
-    "namespace": "{% set ns = namespace(n=0, last='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}" + _BODY + "{% set ns.last = m.role %}{% endfor %}",
+    "set block, trimmed": "{% for m in messages %}{% set text %}  "
+    + _BODY
+    + " {% endset %}{{ text | trim }}{{ '\\n' }}{% endfor %}",
+    "set block around the loop": "{% set all %}{% for m in messages %}"
+    + _BODY
+    + "{% endfor %}{% endset %}{{ 'A' }}{{ all }}{{ 'B' }}",
+    "namespace": "{% set ns = namespace(n=0, last='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+    + _BODY
+    + "{% set ns.last = m.role %}{% endfor %}",
     "call block": "{% macro wrap(role) %}{{ '<' + role + '>' }}{{ caller() }}{{ '</>' }}{% endmacro %}"
     "{% for m in messages %}{% call wrap(m.role) %}" + _BODY + "{% endcall %}{% endfor %}",
-    "generation tags": "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|assistant|>' }}{% generation %}{{ m.content }}" + _CALLS
-    + "{{ '<|end|>' }}{% endgeneration %}{% else %}" + _BODY + "{% endif %}{% endfor %}",
-    "continue": "{% for m in messages %}{% if m.role == 'system' %}{{ 'S:' + m.content }}{% continue %}{% endif %}" + _BODY + "{% endfor %}",
-    "break in an inner loop": "{% for m in messages %}" + _BODY + "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}{{ '|' }}{% endfor %}",
-    "loop filter": "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages if m.role != 'system' %}" + _BODY + "{% endfor %}",
+    "generation tags": "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|assistant|>' }}{% generation %}{{ m.content }}"
+    + _CALLS
+    + "{{ '<|end|>' }}{% endgeneration %}{% else %}"
+    + _BODY
+    + "{% endif %}{% endfor %}",
+    "continue": "{% for m in messages %}{% if m.role == 'system' %}{{ 'S:' + m.content }}{% continue %}{% endif %}"
+    + _BODY
+    + "{% endfor %}",
+    "break in an inner loop": "{% for m in messages %}"
+    + _BODY
+    + "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}{{ '|' }}{% endfor %}",
+    "loop filter": "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages if m.role != 'system' %}"
+    + _BODY
+    + "{% endfor %}",
     "sliced list": "{% if messages[0].role == 'system' %}{{ 'S:' + messages[0].content }}{% set rest = messages[1:] %}{% else %}"
     "{% set rest = messages %}{% endif %}{% for m in rest %}" + _BODY + "{% endfor %}",
-    "first taken out": "{% set first = messages[0] %}{{ '<|' + first.role + '|>' + first.content + '<|end|>' }}{% for m in messages[1:] %}" + _BODY + "{% endfor %}",
+    "first taken out": "{% set first = messages[0] %}{{ '<|' + first.role + '|>' + first.content + '<|end|>' }}{% for m in messages[1:] %}"
+    + _BODY
+    + "{% endfor %}",
     "index loop": "{% for i in range(messages|length) %}{% set m = messages[i] %}" + _BODY + "{% endfor %}",
-    "neighbours looked at": "{% for m in messages %}{% set before = messages[loop.index0 - 1] if loop.index0 else none %}"
-    "{% set after = messages[loop.index0 + 1] if not loop.last else none %}{{ '+' if after and after.role == m.role else '' }}" + _BODY + "{% endfor %}",
-    "previtem and nextitem": "{% for m in messages %}{% if loop.first or loop.previtem.role != m.role %}{{ '(' }}{% endif %}" + _BODY
+    "neighbours looked at": "{% for m in messages %}{% if not loop.first %}{% set before = messages[loop.index0 - 1] %}{{ '-' if before.role == 'tool' else '' }}"
+    "{% endif %}"
+    + _BODY
+    + "{% if not loop.last %}{% set after = messages[loop.index0 + 1] %}{{ '+' if after.role == m.role else '.' }}{% endif %}"
+    "{{ '\\n' }}{% endfor %}",
+    "last looked at": "{% for m in messages %}{% set last = messages | last %}{{ '!' if last.role == 'tool' else '?' }}"
+    + _BODY
+    + "{% endfor %}",
+    "previtem and nextitem": "{% for m in messages %}{% if loop.first or loop.previtem.role != m.role %}{{ '(' }}{% endif %}"
+    + _BODY
     + "{% if loop.last or loop.nextitem.role != m.role %}{{ ')' }}{% endif %}{% endfor %}",
     "two passes": "{% set ns = namespace(users=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.users = ns.users + 1 %}{% endif %}{% endfor %}"
     "{{ ns.users }}{% for m in messages %}" + _BODY + "{% endfor %}",
     "filter block": "{% for m in messages %}{% filter trim %} " + _BODY + " {% endfilter %}{{ '\\n' }}{% endfor %}",
-    "if expression": "{% for m in messages %}{{ (" + _TURN + ") if m.content else '-' }}" + _CALLS + "{{ '<|end|>' }}{% endfor %}",
+    "if expression": "{% for m in messages %}{{ ("
+    + _TURN
+    + ") if m.content else '-' }}"
+    + _CALLS
+    + "{{ '<|end|>' }}{% endfor %}",
 }
 
 
@@ -78,7 +110,9 @@ def _messages(texts: list[str]) -> list[dict[str, Any]]:
     for i, (role, text) in enumerate(zip(roles, texts, strict=False)):
         message: dict[str, Any] = {"role": role, "content": text}
         if role == "assistant" and i % 3 == 1:
-            message["tool_calls"] = [{"function": {"name": f"tool{n}x{i}x", "arguments": {"a": i, "b": f"v{i}"}}} for n in range(2)]
+            message["tool_calls"] = [
+                {"function": {"name": f"tool{n}x{i}x", "arguments": {"a": i, "b": f"v{i}"}}} for n in range(2)
+            ]
         found.append(message)
     return found
 
@@ -90,7 +124,14 @@ def _owned(traced: Any) -> dict[int, str]:
 def _check(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = None, **kwargs: Any) -> dict[int, str]:
     """Traced text is the plain text of an environment that knows nothing of tracing; ranges are apart and in bounds."""
     traced = template.trace(messages, tools, **kwargs)
-    given = {**template.variables, **kwargs, "messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
+    given = {
+        **template.variables,
+        **kwargs,
+        "messages": messages,
+        "tools": tools,
+        "documents": None,
+        "add_generation_prompt": False,
+    }
     assert traced.text == _untraced(template.source).render(**given)
     assert type(traced.text) is str
     assert traced.text == template.render(messages, tools, **kwargs)
@@ -131,7 +172,9 @@ def test_order_of_ranges_is_order_of_messages(style: str) -> None:
 TEXTS = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
-        st.sampled_from(["", "\0", "\ue000", "__chatmask_mark", "{{ x }}", "{% endfor %}", "<|end|>", "<|assistant|>", " \n ", "zq0q0z"]),
+        st.sampled_from(
+            ["", "\0", "\ue000", "__chatmask_mark", "{{ x }}", "{% endfor %}", "<|end|>", "<|assistant|>", " \n ", "zq0q0z"]
+        ),
     ),
     min_size=1,
     max_size=9,
@@ -183,7 +226,11 @@ def test_marked_text_behaves_as_the_string_it_is(parts: list[tuple[str, int]], c
         plain += text
         marked = marked + MarkedText("", ((0, (scope, scope, False)),)) + text  # type: ignore[assignment]
     assert marked == plain
-    assert (marked.strip(chars), marked.lstrip(chars), marked.rstrip(chars)) == (plain.strip(chars), plain.lstrip(chars), plain.rstrip(chars))
+    assert (marked.strip(chars), marked.lstrip(chars), marked.rstrip(chars)) == (
+        plain.strip(chars),
+        plain.lstrip(chars),
+        plain.rstrip(chars),
+    )
     assert "[" + marked + "]" == f"[{plain}]"
     lead = len(plain) - len(plain.lstrip(chars))
     for cut, gone in ((marked, 0), (marked.strip(chars), lead), (marked.lstrip(chars), lead), (marked.rstrip(chars), 0)):
