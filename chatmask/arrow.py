@@ -198,7 +198,10 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
         _bools([span.trained for span in spans]),
         _strings([span.reason for span in spans]),
     ]
-    source: list[Any] = [_strings([row.file for row in rows]), _numbers(np.array([row.line for row in rows], np.int64), pa.int64())]
+    source: list[Any] = [
+        _strings([row.file for row in rows]),
+        _numbers(np.array([row.line for row in rows], np.int64), pa.int64()),
+    ]
     sample: list[Any] = [
         _numbers(np.array([row.index for row in rows], np.int32), pa.int32()),
         _numbers(np.array([row.variant for row in rows], np.int32), pa.int32()),

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import threading
 import urllib.error
 import urllib.request
@@ -24,7 +23,7 @@ import numpy as np
 import tokenizers as hf
 
 from .errors import TokenizerError
-from .templates.environment import constants, environment
+from .templates.environment import constants
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -83,6 +82,17 @@ class Tokenizer:
         return hashlib.sha256(
             json.dumps(canonical, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
         ).hexdigest()
+
+    @cached_property
+    def _encoders(self) -> dict[frozenset[str], Encoder]:
+        return {}
+
+    def encoder(self, control: dict[str, int]) -> Encoder:
+        """The encoder for a set of control tokens; made once for each set (it takes the time of loading the tokenizer)."""
+        key = frozenset(control)
+        if key not in self._encoders:
+            self._encoders[key] = Encoder(self, control)
+        return self._encoders[key]
 
     @property
     def template_sha256(self) -> str | None:
@@ -265,7 +275,7 @@ def control_tokens(tokenizer: Tokenizer, template: str, named: Iterable[str] = (
         template: the Jinja text; its string constants are searched.
         named: literals that the spec names (headers, tags, end tokens); added tokens inside them count too.
     """
-    written = [*constants(environment(), template), *named]
+    written = [*constants(template), *named]
     return {
         token.content: token.id
         for token in tokenizer.added.values()
@@ -298,17 +308,25 @@ class Encoder:
         self.control = control
         self.pattern = matcher(control)
         data = dict(tokenizer.data)
-        # The library numbers added tokens by their place in the list, so a control token is not taken out but renamed to what no
-        # text can hold: 128 random bits, drawn anew in each process.
-        secret = secrets.token_hex(16)
-        data["added_tokens"] = [
-            {**item, "content": f"\0{secret}{item['id']}", "lstrip": False, "rstrip": False} if item["content"] in control else item
-            for item in data.get("added_tokens") or ()
-        ]
+        data["added_tokens"] = [item for item in data.get("added_tokens") or () if item["content"] not in control]
         data["truncation"] = data["padding"] = data["post_processor"] = None
         self.plain = hf.Tokenizer.from_str(json.dumps(data))
         self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
+        self._real_ids = self._renumbering()
         self._prove()
+
+    def _renumbering(self) -> Ids | None:
+        """Ids of the copy -> ids of the tokenizer. The library numbers added tokens by their place in the list, so with the control
+        tokens taken out the ordinary ones that are left may count otherwise. None where nothing differs."""
+        kept = [token for token in self.tokenizer.added.values() if token.content not in self.control]
+        moved = {self.plain.token_to_id(token.content): token.id for token in kept}
+        if all(copy == real for copy, real in moved.items()):
+            return None
+        size = max(self.plain.get_vocab().values()) + 1
+        table = np.arange(size, dtype=np.int32)
+        for copy, real in moved.items():
+            table[copy] = real
+        return table
 
     def cut(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, id) of every control token in text that the template alone has written."""
@@ -346,7 +364,7 @@ class Encoder:
         ends: list[int] = []
         for i, (start, end) in enumerate(pieces):
             if i in encoded:
-                got = encoded[i].ids
+                got = encoded[i].ids if self._real_ids is None else self._real_ids[encoded[i].ids].tolist()
                 ids += got
                 if i in exact:
                     for a, b in encoded[i].offsets:

@@ -20,7 +20,7 @@ from ..templates.probe import AGENT, CHAT, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap
-from ..tokenizers import Encoder, Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
+from ..tokenizers import Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
 from .messages import Prepared, prepare
 from .shielding import Shield, find_quoted
 from .thinking import reasoning_of
@@ -114,7 +114,7 @@ class Parser:
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
         self.template.calibrate([(CHAT, None), (AGENT, TOOLS)], **self.variants[0].kwargs)
         self.control = control_tokens(tokenizer, self.template_text, named)
-        self.encoder = Encoder(tokenizer, self.control)
+        self.encoder = tokenizer.encoder(self.control)
         self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
         self.untouched = self.markers if spec.thinking.inline == "keep" else frozenset()
         self.null_content: str | None = ""

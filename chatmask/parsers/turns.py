@@ -105,13 +105,19 @@ def _in_gap(rendering: Rendering, gap: Gap, message: int, spec: TemplateSpec, en
     end = next((stop for begin, stop, identity in rendering.controls[i:] if stop <= gap.after and identity in ids), None)
     if end is None:
         literals = [literal for literal in assistant.ends if literal not in ends]
-        plain = [text.find(literal, gap.last, gap.after) + len(literal) for literal in literals if literal in text[gap.last : gap.after]]
+        plain = [
+            text.find(literal, gap.last, gap.after) + len(literal)
+            for literal in literals
+            if literal in text[gap.last : gap.after]
+        ]
         end = min(plain) if plain else None
     if end is None:
         if assistant.end_owner == "next" and gap.after == len(text):
             return Turn(message, at, start, len(text), form, stopped=False)
         raise RejectedRow(
-            RejectReason.END_NOT_FOUND, f"expected {list(assistant.ends)} behind {text[gap.last - 40 : gap.after][:200]!r}", message
+            RejectReason.END_NOT_FOUND,
+            f"expected {list(assistant.ends)} behind {text[gap.last - 40 : gap.after][:200]!r}",
+            message,
         )
     if assistant.trailing and not text.startswith(assistant.trailing, end):
         raise RejectedRow(

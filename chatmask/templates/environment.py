@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -97,9 +98,16 @@ def environment(date: str | None = None) -> ImmutableSandboxedEnvironment:
     return env
 
 
-def constants(env: ImmutableSandboxedEnvironment, source: str) -> list[str]:
+@lru_cache(maxsize=256)
+def variables(source: str) -> frozenset[str]:
+    """Names that a template reads and does not set itself, at least on some path."""
+    return frozenset(meta.find_undeclared_variables(environment().parse(source)))
+
+
+@lru_cache(maxsize=256)
+def constants(source: str) -> tuple[str, ...]:
     """Every string that a template can write by itself: the string constants and raw text of its syntax tree."""
-    tree = env.parse(source)
+    tree = environment().parse(source)
     texts = [node.data for node in tree.find_all(nodes.TemplateData)]
     texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-    return texts
+    return tuple(texts)

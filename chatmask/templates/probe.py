@@ -76,7 +76,12 @@ def _assistant(text: str | None, reasoning: str | None = None, call: bool = Fals
 
 
 # two conversations that show whether structure alone tells the template's messages apart
-CHAT = [_user("Probe question one?"), _assistant("Probe answer one."), _user("Probe question two?"), _assistant("Probe answer two.")]
+CHAT = [
+    _user("Probe question one?"),
+    _assistant("Probe answer one."),
+    _user("Probe question two?"),
+    _assistant("Probe answer two."),
+]
 AGENT = [
     _user("Probe question one?"),
     _assistant("Probe step one.", "Probe reasoning.", call=True),
@@ -248,9 +253,9 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         findings.append(
             Finding(
                 "history_header stands before earlier turns",
-                "history, then served",
+                "history (at least in the first turn)",
                 ", then ".join(forms),
-                forms == ["history", "served"],
+                forms[0] == "history",
             )
         )
 

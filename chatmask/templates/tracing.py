@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2 import nodes, pass_eval_context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from ..errors import ChatmaskError, TemplateError
@@ -248,8 +248,9 @@ class ChatTemplate:
 
         self.env.filters.update(tojson=to_json, join=join)
         try:
-            self._plain = self.env.from_string(source)
-            self._traced = _compile(self.env, source)
+            plain, traced = _codes(source)
+            self._plain = jinja2.Template.from_code(self.env, plain, self.env.globals.copy())
+            self._traced = jinja2.Template.from_code(self.env, traced, self.env.globals.copy())
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             raise TemplateError(f"chat template{f', line {line}' if line else ''}: {error}") from None
@@ -374,11 +375,13 @@ def _owner_of(value: Any) -> int | None:
     return next((found for found in map(_owner_of, items) if found is not None), None)
 
 
-def _compile(env: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+@lru_cache(maxsize=256)
+def _codes(source: str) -> tuple[Any, Any]:
+    """A template's compiled code, as it is and traced; the environment it runs in is given later."""
+    env = environment()
     tree = _Instrument().visit(env.parse(source))
     tree.set_environment(env)
-    code: Any = env.compile(tree)
-    return jinja2.Template.from_code(env, code, env.globals.copy())
+    return env.compile(source), env.compile(tree)
 
 
 def _guarded(render: Callable[[], list[str]]) -> list[str]:

@@ -35,13 +35,14 @@ def _all_hold(check: Callable[..., Any], conversations: list[dict[str, Any]], *m
         check(conversation, *more)
 
 
+def _turns(spec: str) -> None:
+    _all_hold(partial(oracles.check_turns, oracles.parser_of(spec, "demo")), oracles.good(spec, 1, 6))
+
+
 def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every check by name, in order."""
     for spec in oracles.SPECS:
-        yield (
-            f"turns {spec}",
-            lambda spec=spec: _all_hold(partial(oracles.check_turns, oracles.parser_of(spec, "demo")), oracles.good(spec, 1, 6)),
-        )
+        yield f"turns {spec}", partial(_turns, spec)
     for case in public_cases.CASES:
         if not case.overrides:
             yield f"case {case.report} {case.spec}", partial(public_cases.check_case, case)

@@ -1,0 +1,478 @@
+"""infer: a spec from a tokenizer's chat template, found by probing and proven by the oracle before it is given out.
+
+Every fact is read off renderings of conversations whose texts are known: the header is what `add_generation_prompt` adds, the
+end token is the first control token behind an answer, the thinking tags are what stands around a reasoning. The spec made of
+them is then compiled (the probe checks each claim) and compared with what the server would send, turn by turn. What cannot be
+exact is said, with the reason and the first difference; nothing is guessed silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ..conversation import Conversation
+from ..errors import RejectedRow, SpecError, TemplateError
+from .environment import variables
+from .probe import TOOLS, _assistant, _user
+from .spec import TemplateSpec
+from .tracing import ChatTemplate, Traced
+
+if TYPE_CHECKING:
+    from ..parsers.parser import Parser
+    from ..tokenizers import Tokenizer
+
+# names by which public templates take their thinking option and the fate of earlier reasoning, most common first
+_SWITCHES = ("enable_thinking", "thinking", "enable_reasoning", "think", "reasoning")
+_HISTORY = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "keep_past_thinking": True,
+    "truncate_history_thinking": False,
+    "preserved_thinking": True,
+}
+_EFFORTS = {"reasoning_effort": ("low", "medium", "high")}
+_DATE = "2026-01-01"
+_Q = ("Qalpha first question?", "Qbravo second question?")
+_A = ("Aalpha first answer.", "Abravo second answer.")
+_R = ("Ralpha first reasoning.", "Rbravo second reasoning.")
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What was found for one tokenizer.
+
+    Attributes:
+        spec: the proven spec.
+        exact: every trained turn of every tried conversation has exactly the prefix that the server sends, and no turn is
+            rewritten.
+        reasons: why not, where it is not exact; also what a user should know (dates, dropped fields).
+        variants: further modes as specs that extend `spec` (thinking on or off, effort levels), with only what differs.
+    """
+
+    spec: TemplateSpec
+    exact: bool
+    reasons: tuple[str, ...]
+    variants: tuple[dict[str, Any], ...] = ()
+
+    def to_yaml(self) -> str:
+        """The spec as a YAML file, with the reasons as comments on top."""
+        verdict = "exact: every turn's prefix is what the server sends" if self.exact else "not exact everywhere:"
+        lines = [f"# inferred by `chatmask infer`; {verdict}", *(f"#   {reason}" for reason in self.reasons)]
+        return "\n".join(lines) + "\n" + to_yaml(_written(self.spec))
+
+
+@dataclass
+class _Mode:
+    """One way to call the template, and what it does then."""
+
+    kwargs: dict[str, Any]
+    thinks: bool | None  # None: no reasoning in the data at all
+    spec: TemplateSpec | None = None
+    parser: Parser | None = None
+    breaks: list[str] = field(default_factory=list)  # of trained turns
+    notes: list[str] = field(default_factory=list)  # turns that are rewritten and so not trained
+    failure: str = ""
+
+
+def infer(tokenizer: Tokenizer, name: str = "inferred") -> Inferred:
+    """Infer a spec.
+
+    Args:
+        tokenizer: with a chat template.
+        name: name of the spec.
+
+    Raises:
+        SpecError: no mode of the template can be described; the message says for each what is in the way.
+    """
+    if tokenizer.chat_template is None:
+        raise SpecError(f"the tokenizer {tokenizer.name} has no chat template to infer from")
+    source = tokenizer.chat_template
+    template = ChatTemplate(source, dict(tokenizer.special_tokens), _DATE)
+    modes = [mode for kwargs in _kwargs(template) for mode in (_Mode(kwargs, None), _Mode(kwargs, True))]
+    for mode in modes:
+        _describe(mode, template, tokenizer, name)
+    described = [mode for mode in modes if mode.spec is not None]
+    if not described:
+        why = "\n".join(dict.fromkeys(f"  {_called(mode)}: {mode.failure}" for mode in modes))
+        raise SpecError(f"no spec can be inferred for {tokenizer.name}:\n{why}")
+    # exact before inexact, a spec that takes reasoning before one that refuses it, few rewritten turns before many
+    best = min(described, key=lambda mode: (len(mode.breaks), not mode.thinks, len(mode.notes)))
+    assert best.spec is not None
+    reasons = [*best.breaks, *best.notes]
+    if "strftime_now" in source:
+        reasons.append(f"the template prints today's date; it is pinned to {_DATE}, set `date:` to the day that you serve")
+    return Inferred(best.spec, not best.breaks, tuple(reasons), tuple(_variants(described, best)))
+
+
+def _called(mode: _Mode) -> str:
+    given = ", ".join(f"{k}={v!r}" for k, v in mode.kwargs.items()) or "default mode"
+    return given + (", with reasoning" if mode.thinks else "")
+
+
+def _kwargs(template: ChatTemplate) -> Iterator[dict[str, Any]]:
+    """Ways to call the template: as it is, its thinking switch on and off, history switches, effort levels; the first two of a
+    kind that render alike count once."""
+    known = variables(template.source)
+    switches = [name for name in _SWITCHES if name in known]
+    history = {name: value for name, value in _HISTORY.items() if name in known}
+    efforts = [{name: value} for name, values in _EFFORTS.items() if name in known for value in values]
+    candidates: list[dict[str, Any]] = [{}]
+    candidates += [{name: value} for name in switches for value in (True, False)]
+    candidates += efforts
+    if history:
+        candidates += [{**given, **history} for given in list(candidates)]
+    seen: dict[Any, dict[str, Any]] = {}
+    for kwargs in candidates:
+        shown = tuple(_shown(template, kwargs))
+        if all(text is None for text in shown):
+            continue
+        # an explicit option is worth more than the default that renders alike: it is then passed at serving, too
+        if shown not in seen or (not seen[shown] and len(kwargs) == 1):
+            seen[shown] = kwargs
+    yield from seen.values()
+
+
+def _shown(template: ChatTemplate, kwargs: Mapping[str, Any]) -> Iterator[str | None]:
+    plain = [_user(_Q[0]), _assistant(_A[0]), _user(_Q[1]), _assistant(_A[1])]
+    thought = [_user(_Q[0]), _think(_A[0], _R[0]), _user(_Q[1]), _think(_A[1], _R[1])]
+    for messages, prompt in ((plain[:1], True), (plain, False), (thought, False)):
+        try:
+            yield template.render(messages, None, add_generation_prompt=prompt, **kwargs)
+        except TemplateError:
+            yield None
+
+
+def _think(content: str, reasoning: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "reasoning_content": reasoning, "thinking": reasoning}
+
+
+# --- one mode -----------------------------------------------------------------------------------------------------------------
+
+
+def _describe(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer, name: str) -> None:
+    """Fill in the mode's spec and what breaks parity, or why it has none."""
+    try:
+        facts = _facts(mode, template, tokenizer)
+        facts = {"name": name, "kwargs": mode.kwargs, **facts}
+        if "strftime_now" in template.source:
+            facts["date"] = _DATE
+        _prove(mode, facts, tokenizer)
+    except (SpecError, TemplateError, RejectedRow) as error:
+        mode.failure = str(error).replace("\n", " ")[:400]
+
+
+def _facts(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Header, end of turn, trailing text and thinking tags of one mode, read off its renderings."""
+    answer = _think if mode.thinks else lambda content, _: _assistant(content)
+    messages = [_user(_Q[0]), answer(_A[0], _R[0]), _user(_Q[1]), answer(_A[1], _R[1])]
+    template.tagged = True
+    traced = template.trace(messages, None, **mode.kwargs)
+    text = traced.text
+    for i in (1, 3):
+        if _A[i // 2] not in text:
+            raise SpecError(f"the template does not write the answer of message {i}")
+    if mode.thinks and _R[1] not in text:
+        raise SpecError("the template writes no reasoning")
+    header = _header(mode, template, messages)
+    forms = [_before(text, traced, messages, i) for i in (1, 3)]
+    thinking = _thinking(mode, text, header)
+    end, owner, trailing = _end(traced, tokenizer, template)
+    history = None
+    if not forms[0].endswith(header) and not _starts(forms[0], header):
+        history = _common(header, forms[0])
+        if not history.strip():
+            raise SpecError(f"the generation prompt is {header!r} but an earlier turn begins {forms[0][-80:]!r}")
+    return {
+        "assistant": {"header": header, "history_header": history, "end_of_turn": end, "end_owner": owner, "trailing": trailing},
+        "thinking": thinking,
+        "tool_arguments": _arguments(mode, template),
+    }
+
+
+def _header(mode: _Mode, template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> str:
+    """What `add_generation_prompt` adds; where it adds nothing, the template's text behind the user's message (Llama 2, Yi)."""
+    before = template.render(messages[:1], None, **mode.kwargs)
+    served = template.render(messages[:1], None, add_generation_prompt=True, **mode.kwargs)
+    if served.startswith(before) and len(served) > len(before):
+        return served[len(before) :]
+    if served == before:
+        behind = served.rpartition(_Q[0])[2]
+        if not behind.strip():
+            raise SpecError("`add_generation_prompt` adds nothing, and nothing stands between a question and its answer")
+        return behind
+    behind = served.rpartition(_Q[0])[2]
+    ending = before.rpartition(_Q[0])[2]
+    if ending and behind.startswith(ending):
+        return behind[len(ending) :]
+    if behind:
+        return behind
+    raise SpecError("`add_generation_prompt` changes the text before it, and no header can be told from it")
+
+
+def _before(text: str, traced: Traced, messages: Sequence[dict[str, Any]], message: int) -> str:
+    """The template's text before a message's first own string."""
+    gap = traced.gaps()[message][0]
+    return text[gap.before : gap.first]
+
+
+def _starts(form: str, header: str) -> bool:
+    """Does the text before an answer hold the header, with an emission's own beginning (a think tag) behind it?"""
+    return header in form
+
+
+def _common(header: str, form: str) -> str:
+    """The longest beginning of the header that the text before an earlier answer ends with, or holds last."""
+    for size in range(len(header), 0, -1):
+        if form.endswith(header[:size]):
+            return header[:size]
+    return ""
+
+
+def _thinking(mode: _Mode, text: str, header: str) -> dict[str, Any]:
+    """Tags and history of the reasoning."""
+    if not mode.thinks:
+        tags = re.search(r"(<[^<>\s]*think[^<>\s]*>)\s*(</[^<>\s]*think[^<>\s]*>)", header)
+        return {"mode": "off", "open": tags.group(1), "close": tags.group(2)} if tags else {"mode": "none"}
+    start = text.rindex(_R[1])
+    before, between = text[:start], text[start + len(_R[1]) : text.rindex(_A[1])]
+    opening = re.search(r"(\S+)\s*$", before)
+    closing = re.match(r"\s*(\S+?)(?=\s|$)", between)
+    if opening is None or closing is None:
+        raise SpecError(f"no tags stand around the reasoning: {text[start - 40 : start + 80]!r}")
+    kept = _R[0] in text
+    open_tag = _last_tag(opening.group(1))
+    return {"mode": "on", "open": open_tag, "close": closing.group(1), "in_history": "kept" if kept else "dropped"}
+
+
+def _last_tag(text: str) -> str:
+    """The last tag of a run of them (`<|im_start|>assistant<think>` -> `<think>`)."""
+    found = re.search(r"(?:<[^<>]*>|\[[^\[\]]*\]|[^<>\[\]]+)$", text)
+    return found.group() if found else text
+
+
+def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[str | list[str], str, str | None]:
+    """End token, who writes it, and what the template writes behind it."""
+    from ..tokenizers import control_tokens, matcher
+
+    text, gaps, ranges = traced.text, traced.gaps(), traced.ranges()
+    pattern = matcher(control_tokens(tokenizer, template.source))
+    after = {i: gaps[i][-1] for i in (1, 3)}
+    first = pattern.search(text, after[1].last, after[1].after)
+    last = pattern.search(text, after[3].last)
+    own = next((b for a, b in ranges.get(1, []) if a <= after[1].last <= b), None)
+    if first is not None and (last is None or last.group() != first.group()):
+        if last is None and (own is None or first.start() >= own):
+            return _next_ends(template, pattern, first.group()), "next", None
+        if last is not None:
+            raise SpecError(f"an earlier turn ends with {first.group()!r}, the last one with {last.group()!r}")
+    if first is None or last is None:
+        region = text[after[3].last :].strip() or text[after[1].last : after[1].after].strip().split("\n")[0]
+        if not region:
+            raise SpecError(
+                "nothing stands behind an answer: the template writes no end of turn, so a model cannot learn to stop"
+            )
+        raise SpecError(
+            f"no token of {tokenizer.name} ends a turn; the template writes {region[:60]!r} there, which is no single id"
+        )
+    behind = text[last.end() :]
+    stop = next((b for a, b in ranges.get(1, []) if a <= first.start() < b), None)
+    inner = text[first.end() : stop] if stop is not None and stop >= first.end() else None
+    trailing = behind if inner is None else inner
+    return last.group(), "self", trailing if inner is None or inner == behind else None
+
+
+def _next_ends(template: ChatTemplate, pattern: re.Pattern[str], user: str) -> list[str]:
+    """Stop tokens that are the headers of what follows: a user's, and a tool result's where that differs."""
+    found = [user]
+    for form in ({"path": "a"}, '{"path": "a"}'):
+        call = {"id": "call00001", "type": "function", "function": {"name": "probe_tool", "arguments": form}}
+        messages = [
+            _user(_Q[0]),
+            {"role": "assistant", "content": _A[0], "tool_calls": [call]},
+            {"role": "tool", "content": "Talpha", "tool_call_id": "call00001", "name": "probe_tool"},
+            _assistant(_A[1]),
+        ]
+        try:
+            traced = template.trace(messages, TOOLS)
+        except TemplateError:
+            continue
+        start = next((a for a, _ in traced.ranges().get(2, [])), None)
+        match = pattern.match(traced.text, start) if start is not None else None
+        if match:
+            return list(dict.fromkeys([*found, match.group()]))
+    return found
+
+
+def _arguments(mode: _Mode, template: ChatTemplate) -> str:
+    """The form of tool arguments that renders the argument's own text once, unescaped; `dict` where both do."""
+    for form, arguments in (("dict", {"path": "probe/argument"}), ("json", '{"path": "probe/argument"}')):
+        call = {"id": "call00001", "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
+        messages = [_user(_Q[0]), {"role": "assistant", "content": _A[0], "tool_calls": [call]}]
+        try:
+            text = template.render(messages, TOOLS, **mode.kwargs)
+        except TemplateError:
+            continue
+        if "probe/argument" in text and '\\"' not in text.rpartition(_A[0])[2]:
+            return form
+    return "dict"
+
+
+# --- proof --------------------------------------------------------------------------------------------------------------------
+
+
+def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Compile the spec and compare every turn with the oracle; declare what breaks, with the reason."""
+    from ..parsers.parser import Parser
+
+    spec = TemplateSpec.model_validate({**facts, "prefix_stable": False})
+    parser = Parser(spec, tokenizer, check=False)
+    from .probe import compile_probe
+
+    report = compile_probe(parser, spec)
+    if not report.ok:
+        failed = next(finding for finding in report.findings if not finding.ok)
+        raise SpecError(f"{failed.claim}: expected {failed.expected}, found {failed.found}")
+    breaks: list[str] = []
+    notes: list[str] = []
+    drops: list[str] = []
+    stable = True
+    for what, conversation in _conversations(mode):
+        try:
+            sample = parser.sample(conversation)
+            example = parser.example(conversation, oracle=True)
+        except RejectedRow as error:
+            if what in ("one turn", "two turns"):
+                raise
+            if error.reason.value == "template_drops_content" and "content" in error.detail and what == "a tool call beside text":
+                drops.append("content_with_tool_calls")
+            continue
+        for turn in sample.turns:
+            if parser.served(sample, turn.message) is None:
+                breaks.append(f"{what}: the template cannot render what the server sends before message {turn.message}")
+        trained = {span.message for span in example.spans if span.trained}
+        for found in example.parity:
+            if found.kind == "text" or not found.declared:
+                stable = False
+                text = _reason(what, found.message, found.kind, found.detail, facts)
+                (breaks if found.message in trained else notes).append(text)
+        notes += [
+            f"{what}: the reasoning of message {i} is dropped from history; the turn is not trained"
+            for i, kind in example.rewritten.items()
+            if kind == "emission"
+        ]
+    final = {**facts, "prefix_stable": stable, **({"drops": drops} if drops else {})}
+    mode.spec = TemplateSpec.model_validate(final)
+    mode.parser = Parser(mode.spec, tokenizer)
+    mode.breaks, mode.notes = list(dict.fromkeys(breaks)), list(dict.fromkeys(notes))
+
+
+def _reason(what: str, message: int, kind: str, detail: str, facts: Mapping[str, Any]) -> str:
+    opening = facts["thinking"].get("open")
+    header = facts["assistant"]["header"]
+    if opening and opening in header and f"served {opening!r}" not in detail and kind == "text":
+        return f"{what}: the generation prompt holds {opening} but history drops it (message {message}, {detail})"
+    return f"{what}: message {message} has another prefix than the server sends ({kind}: {detail})"
+
+
+def _conversations(mode: _Mode) -> Iterator[tuple[str, Conversation]]:
+    """What the spec is proven on."""
+    why = _R if mode.thinks else (None, None)
+
+    def chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
+        return Conversation(list(messages), TOOLS if tools else None, (None,) * len(messages), {})
+
+    system = {"role": "system", "content": "Salpha system."}
+    result = {"role": "tool", "content": "Talpha result.", "tool_call_id": "call00001", "name": "probe_tool"}
+    yield "one turn", chat(_user(_Q[0]), _assistant(_A[0], why[0]))
+    yield "two turns", chat(_user(_Q[0]), _assistant(_A[0], why[0]), _user(_Q[1]), _assistant(_A[1], why[1]))
+    yield "a system message", chat(system, _user(_Q[0]), _assistant(_A[0], why[0]))
+    yield "a tool call", chat(_user(_Q[0]), _assistant("", why[0], call=True), result, _assistant(_A[1], why[1]), tools=True)
+    yield (
+        "agent steps, then another question",
+        chat(
+            _user(_Q[0]),
+            _assistant("", why[0], call=True),
+            result,
+            _assistant(_A[0], why[0]),
+            _user(_Q[1]),
+            _assistant(_A[1], why[1]),
+            tools=True,
+        ),
+    )
+    yield (
+        "a tool call beside text",
+        chat(_user(_Q[0]), _assistant(_A[0], why[0], call=True), result, _assistant(_A[1], why[1]), tools=True),
+    )
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------------
+
+
+def _variants(described: Sequence[_Mode], best: _Mode) -> Iterator[dict[str, Any]]:
+    """The other modes, each as the fields in which it differs from the best one."""
+    assert best.spec is not None
+    base = best.spec.model_dump(mode="json")
+    names: set[str] = set()
+    for mode in sorted(described, key=lambda m: len(m.breaks)):
+        if mode is best or mode.spec is None:
+            continue
+        data = mode.spec.model_dump(mode="json")
+        name = f"{best.spec.name}-{_suffix(mode)}"
+        if name in names or {k: v for k, v in data.items() if k != "name"} == {k: v for k, v in base.items() if k != "name"}:
+            continue
+        names.add(name)
+        changed = {k: v for k, v in data.items() if v != base[k] and k != "name"}
+        yield {"name": name, "extends": best.spec.name, **changed}
+
+
+def _suffix(mode: _Mode) -> str:
+    assert mode.spec is not None
+    parts = [str(value) for key, value in mode.kwargs.items() if key in _EFFORTS]
+    parts += ["preserved"] if any(key in _HISTORY for key in mode.kwargs) else []
+    switch = next((value for key, value in mode.kwargs.items() if key in _SWITCHES), None)
+    word = {"on": "thinking", "off": "instruct", "none": "instruct"}[mode.spec.thinking.mode]
+    if switch is False and word == "thinking":
+        word = "thinking-off"
+    return "-".join([word, *parts])
+
+
+def _written(spec: TemplateSpec) -> dict[str, Any]:
+    """The fields that say something (defaults left out)."""
+    return _without_defaults(spec.model_dump(mode="json"), TemplateSpec)
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML in which text with line breaks or tags is double-quoted, as in the packaged specs."""
+
+
+def _quoted(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = '"' if re.search(r"[\n<>|{}\[\]]", value) or value in ("on", "off") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def to_yaml(data: dict[str, Any]) -> str:
+    """A spec's fields as the text of a spec file."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _without_defaults(data: dict[str, Any], model: Any) -> dict[str, Any]:
+    result = {}
+    for key, value in data.items():
+        info = model.model_fields[key]
+        default = info.get_default(call_default_factory=True)
+        inner = getattr(info.annotation, "model_fields", None)
+        if inner is not None and isinstance(value, dict):
+            kept = _without_defaults(value, info.annotation)
+            if kept:
+                result[key] = kept
+        elif info.is_required() or value != default:
+            result[key] = value
+    return result
