@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .parsers.parser import Example, Parser, load_parser
     from .pipeline import BuildResult, build
     from .snapshots import check
+    from .templates.infer import infer_spec
     from .templates.registry import list_specs, load_spec
     from .templates.spec import TemplateSpec
 
@@ -43,6 +44,7 @@ _WHERE = {
     **dict.fromkeys(("Example", "Parser", "load_parser"), "parsers.parser"),
     **dict.fromkeys(("BuildResult", "build"), "pipeline"),
     "check": "snapshots",
+    "infer_spec": "templates.infer",
     **dict.fromkeys(("list_specs", "load_spec"), "templates.registry"),
     "TemplateSpec": "templates.spec",
 }  # fmt: skip
@@ -67,6 +69,7 @@ __all__ = [
     "build",
     "check",
     "collate",
+    "infer_spec",
     "list_specs",
     "load",
     "load_parser",

@@ -204,6 +204,41 @@ def verify(dataset: str, as_json: bool) -> None:
         _print_json({"dataset": dataset, "ok": True, **result})
 
 
+@main.command()
+@click.option("--tokenizer", required=True, metavar="DIR|ID", help="Tokenizer whose chat template is to be described.")
+@click.option("--name", default="inferred", show_default=True, help="Name of the spec.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write the spec to FILE and further modes beside it. Default: standard output."
+)
+@_json_option
+def infer(tokenizer: str, name: str, output: str | None, as_json: bool) -> None:
+    """Infer a spec from a tokenizer's chat template, proven turn by turn before it is printed."""
+    from .templates.infer import infer as run
+    from .templates.infer import to_yaml
+    from .tokenizers import load_tokenizer
+
+    found = run(load_tokenizer(tokenizer), Path(output).stem if output else name)
+    files = {found.spec.name: found.to_yaml(), **{v["name"]: to_yaml(v) for v in found.variants}}
+    click.echo("exact: every trained turn's prefix is what the server sends" if found.exact else "not exact everywhere", err=True)
+    for reason in found.reasons:
+        click.echo(f"  {reason}", err=True)
+    if output:
+        for spec_name, text in files.items():
+            path = Path(output).with_stem(spec_name)
+            with _Out(str(path)) as write:
+                write(text)
+            click.echo(f"wrote {path}", err=True)
+    else:
+        click.echo(
+            "\n".join(text if i == 0 else f"# --- {n}.yaml\n{text}" for i, (n, text) in enumerate(files.items())),
+            nl=False,
+            err=as_json,
+        )
+    if as_json:
+        described = {"spec": found.spec.model_dump(mode="json"), "variants": list(found.variants)}
+        _print_json({"exact": found.exact, "reasons": list(found.reasons), **described})
+
+
 @main.group()
 def specs() -> None:
     """List, show and probe specs."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..tokenizers import Ids, Tokenizer, control_tokens, demo_tokenizer, load_to
 from .messages import Prepared, prepare
 from .shielding import Shield, find_quoted
 from .thinking import reasoning_of
-from .turns import Rendering, Turn, dropped_parts, keeps_reasoning, locate
+from .turns import Rendering, Stops, Turn, dropped_parts, keeps_reasoning, locate
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ class Parser:
         self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
         self.variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
         named = [text for variant in self.variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
+        named += [variant.assistant.history_end for variant in self.variants if variant.assistant.history_end]
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
         self.template.calibrate([(CHAT, None), (AGENT, TOOLS)], **self.variants[0].kwargs)
         self.control = control_tokens(tokenizer, self.template_text, named)
@@ -174,10 +175,18 @@ class Parser:
             control_text=rendering.quoted,
             straddles=straddles,
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
-            notes={k: v for k, v in sample.prepared.notes.items() if k != "content_dropped"},
+            notes={k: v for k, v in self._notes(sample).items() if k != "content_dropped"},
             parity=parity,
             turns=tuple(sample.turns),
         )
+
+    def _notes(self, sample: _Sample) -> dict[str, int]:
+        """Counts of the normalisation and of the turns' ends."""
+        counts = {
+            "end_rewritten": sum(turn.end_rewritten for turn in sample.turns),
+            "untrained_stops": sum(not turn.stopped for turn in sample.turns),
+        }
+        return {**sample.prepared.notes, **{name: n for name, n in counts.items() if n}}
 
     # --- rendering --------------------------------------------------------------------------------------------------------
 
@@ -199,7 +208,10 @@ class Parser:
             raise RejectedRow(RejectReason.TEMPLATE_REFUSED, str(error)) from None
         assistants = [i for i, m in enumerate(prepared.messages) if m["role"] == "assistant"]
         self._refuse_reasoning(prepared, rendering)
-        turns = [locate(rendering, i, spec, self._ends(spec)) for i in assistants]
+        stops = self._stops(spec)
+        turns = [locate(rendering, i, spec, stops) for i in assistants]
+        if turns and not turns[-1].stopped and spec.assistant.final_stop == "add" and turns[-1].end == len(rendering.text):
+            rendering, turns[-1] = self._with_stop(rendering, turns[-1], spec)
         sample = _Sample(prepared, shield, shown, tools, rendering, turns)
         self._check_dropped(sample)
         return sample
@@ -222,8 +234,16 @@ class Parser:
         }
         return Rendering(text, tuple(controls), ranges, gaps, len(shield.quoted))
 
-    def _ends(self, spec: TemplateSpec) -> dict[str, int]:
-        return {end: self.control[end] for end in spec.assistant.ends if end in self.control}
+    def _stops(self, spec: TemplateSpec) -> Stops:
+        ids = {end: self.control[end] for end in spec.assistant.ends if end in self.control}
+        return Stops(ids, self.control.get(spec.assistant.history_end or ""))
+
+    def _with_stop(self, rendering: Rendering, turn: Turn, spec: TemplateSpec) -> tuple[Rendering, Turn]:
+        """The text with the end-of-turn token that the template leaves out behind a last turn (`final_stop: add`)."""
+        literal = spec.assistant.ends[0]
+        start, end = len(rendering.text), len(rendering.text) + len(literal)
+        controls = (*rendering.controls, (start, end, self.control[literal])) if literal in self.control else rendering.controls
+        return replace(rendering, text=rendering.text + literal, controls=controls), replace(turn, end=end, stopped=True)
 
     def _refuse_reasoning(self, prepared: Prepared, rendering: Rendering) -> None:
         """A spec without thinking on data with reasoning: never a silent zero."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import RejectedRow, RejectReason
@@ -36,6 +37,33 @@ class Rendering:
     gaps: Mapping[int, list[Gap]]
     quoted: int = 0
 
+    @cached_property
+    def _starts(self) -> list[int]:
+        return sorted(start for found in self.ranges.values() for start, _ in found)
+
+    def unowned_until(self, position: int) -> int:
+        """Where the next message's text begins, at or after `position`; before that the text is the template's alone."""
+        i = bisect.bisect_left(self._starts, position)
+        return self._starts[i] if i < len(self._starts) else len(self.text)
+
+    def first_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
+        """The first control token with one of these ids that begins in [start, stop)."""
+        for i in range(bisect.bisect_left(self.controls, (start, -1, -1)), len(self.controls)):
+            if self.controls[i][0] >= stop:
+                return None
+            if self.controls[i][2] in ids:
+                return self.controls[i]
+        return None
+
+    def last_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
+        """The last control token with one of these ids in [start, stop)."""
+        for i in range(bisect.bisect_left(self.controls, (stop, -1, -1)) - 1, -1, -1):
+            if self.controls[i][0] < start:
+                return None
+            if self.controls[i][2] in ids and self.controls[i][1] <= stop:
+                return self.controls[i]
+        return None
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -47,7 +75,8 @@ class Turn:
         start: end of the header: the first character that the model sampled.
         end: end of the end-of-turn token (and of the trailing text if the spec supervises it).
         form: `served` when the header is the generation prompt, `history` when it is the history header.
-        stopped: False when no end-of-turn token follows (last turn under `end_owner: next`).
+        stopped: False when the template writes no end-of-turn token (last turn under `end_owner: next`).
+        end_rewritten: True when history writes another token in place of the sampled one; the turn then ends before it.
     """
 
     message: int
@@ -56,16 +85,25 @@ class Turn:
     end: int
     form: Literal["served", "history"]
     stopped: bool = True
+    end_rewritten: bool = False
 
 
-def locate(rendering: Rendering, message: int, spec: TemplateSpec, ends: Mapping[str, int]) -> Turn:
+@dataclass(frozen=True)
+class Stops:
+    """Ids by which turns end: the spec's end-of-turn literals that are control tokens, and the id that replaces them in history."""
+
+    ids: Mapping[str, int]
+    history: int | None = None
+
+
+def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops) -> Turn:
     """Find one assistant turn.
 
     Args:
         rendering: the sample.
         message: index of the assistant message.
         spec: concrete spec.
-        ends: ids of those end-of-turn literals that are control tokens.
+        stops: ids that end turns.
 
     Raises:
         RejectedRow: `no_assistant_span`, `header_not_found` or `end_not_found`, with expected and found text.
@@ -78,115 +116,95 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, ends: Mapping
         for header in spec.assistant.headers:
             at = _header_end(rendering, header, start, stop)
             if at is not None:
-                end, stopped = _end(rendering, message, spec, ends, at, stop)
-                form: Literal["served", "history"] = "served" if header == spec.assistant.header else "history"
-                return Turn(message, at - len(header), at, end, form, stopped)
+                return _ended(rendering, _turn(message, header, at, spec), spec, stops, at, stop)
     for gap in gaps:
-        turn = _in_gap(rendering, gap, message, spec, ends)
-        if turn is not None:
-            return turn
+        # the template's own text before the message's strings: its last header is this message's
+        ends = [
+            (rendering.text.rfind(header, gap.before, gap.first) + len(header), header)
+            for header in spec.assistant.headers
+            if header
+        ]
+        found = [(at, header) for at, header in ends if at >= gap.before + len(header)]
+        if found:
+            at, header = max(found, key=lambda item: (item[0], len(item[1])))
+            return _ended(rendering, _turn(message, header, at, spec), spec, stops, gap.last, gap.after)
     start = ranges[0][0] if ranges else gaps[0].before
     expected = " or ".join(repr(header) for header in spec.assistant.headers)
-    found = rendering.text[start : start + 200]
-    raise RejectedRow(RejectReason.HEADER_NOT_FOUND, f"expected {expected}, found {found!r}", message)
+    found_text = rendering.text[start : start + 200]
+    raise RejectedRow(RejectReason.HEADER_NOT_FOUND, f"expected {expected}, found {found_text!r}", message)
 
 
-def _in_gap(rendering: Rendering, gap: Gap, message: int, spec: TemplateSpec, ends: Mapping[str, int]) -> Turn | None:
-    """A turn by its own strings: the last header in the template's text before them, the first end token behind them."""
-    text, assistant = rendering.text, spec.assistant
-    found = [(text.rfind(header, gap.before, gap.first), header) for header in assistant.headers if header]
-    at, header = max(found, default=(-1, ""), key=lambda item: (item[0] + len(item[1]) if item[0] >= 0 else -1, len(item[1])))
-    if at < 0:
-        return None
-    start = at + len(header)
-    form: Literal["served", "history"] = "served" if header == assistant.header else "history"
-    ids = set(ends.values())
-    i = bisect.bisect_left(rendering.controls, (gap.last, -1, -1))
-    end = next((stop for begin, stop, identity in rendering.controls[i:] if stop <= gap.after and identity in ids), None)
-    if end is None:
-        literals = [literal for literal in assistant.ends if literal not in ends]
-        plain = [
-            text.find(literal, gap.last, gap.after) + len(literal)
-            for literal in literals
-            if literal in text[gap.last : gap.after]
-        ]
-        end = min(plain) if plain else None
-    if end is None:
-        if assistant.end_owner == "next" and gap.after == len(text):
-            return Turn(message, at, start, len(text), form, stopped=False)
-        raise RejectedRow(
-            RejectReason.END_NOT_FOUND,
-            f"expected {list(assistant.ends)} behind {text[gap.last - 40 : gap.after][:200]!r}",
-            message,
-        )
-    if assistant.trailing and not text.startswith(assistant.trailing, end):
-        raise RejectedRow(
-            RejectReason.END_NOT_FOUND,
-            f"behind the end-of-turn token: expected {assistant.trailing!r}, found {text[end : end + 40]!r}",
-            message,
-        )
-    if assistant.supervise_trailing:
-        end += len(assistant.trailing or "")
-    return Turn(message, at, start, end, form)
+def _turn(message: int, header: str, at: int, spec: TemplateSpec) -> Turn:
+    return Turn(message, at - len(header), at, at, "served" if header == spec.assistant.header else "history")
 
 
 def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int | None:
-    """Where the header ends, if it stands at the boundary `start`: behind it (usual), before it (Yi: the user's turn writes it),
-    or across it."""
+    """Where the header ends, if it stands at the boundary `start`: behind it (usual; white space may part messages), before it
+    (Yi: the user's turn writes it), or across it."""
     text = rendering.text
-    candidates: list[int] = [start + len(header), *range(start, start + len(header))]
+    blank = len(text[start:stop]) - len(text[start:stop].lstrip())
+    candidates: list[int] = [start + len(header), start + blank + len(header), *range(start, start + len(header))]
     for at in candidates:
         if at <= stop and at >= len(header) and text.startswith(header, at - len(header)):
             return at
     return None
 
 
-def _end(
-    rendering: Rendering, message: int, spec: TemplateSpec, ends: Mapping[str, int], start: int, stop: int
-) -> tuple[int, bool]:
+def _ended(rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, floor: int, stop: int) -> Turn:
+    """The turn with its end: the end token in [floor, stop), else in the template's text up to the next message.
+
+    `stop` is where the message's text ends. In a message's own range the last end token counts (content cannot hold one, but
+    harmony's emissions hold several messages).
+    """
     text, assistant = rendering.text, spec.assistant
+    ids = set(stops.ids.values())
+    own = None if assistant.end_owner == "next" else rendering.last_control(ids, floor, stop)
+    if own is not None:
+        return _with_trailing(rendering, turn, spec, own[1], stop)
+    if stops.history is not None:
+        replaced = rendering.last_control({stops.history}, floor, stop)
+        if replaced is not None:
+            return replace(turn, end=replaced[0], end_rewritten=True)
+    if assistant.end_owner == "self":
+        plain = [text.rfind(literal, floor, stop) + len(literal) for literal in assistant.ends if literal not in stops.ids]
+        plain = [at for at in plain if at > floor]
+        if plain:
+            return _with_trailing(rendering, turn, spec, max(plain), stop)
+    limit = rendering.unowned_until(stop) if assistant.end_owner == "self" else len(text)
+    after = rendering.first_control(ids, stop, limit)
+    if after is not None and not text[stop : after[0]].strip():
+        return replace(turn, end=after[1])
     if assistant.end_owner == "next":
-        follows = next((end for end in assistant.ends if _control_at(rendering.controls, stop, ends.get(end))), None)
-        if follows is not None:
-            return stop + len(follows), True
-        if stop == len(text):
-            return stop, False
+        behind = rendering.first_control(ids, floor, stop)  # a range that runs up to the next message's text
+        if behind is not None and not text[behind[1] : stop].strip():
+            return replace(turn, end=behind[1])
+    if (assistant.end_owner == "next" and stop == len(text)) or assistant.allow_untrained_stop or assistant.final_stop == "add":
+        return replace(turn, end=max(turn.start, len(text[:stop].rstrip())), stopped=False)
+    raise RejectedRow(
+        RejectReason.END_NOT_FOUND,
+        f"expected {list(assistant.ends)} at the end of the turn, found {text[turn.start : stop][-160:]!r} + {text[stop : stop + 60]!r}",
+        turn.message,
+    )
+
+
+def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: int, stop: int) -> Turn:
+    """The turn ending at `end`, after a look at what the template writes behind it up to `stop`."""
+    trailing = spec.assistant.trailing
+    rest = rendering.text[end:stop]
+    inside = stop in {b for a, b in rendering.ranges.get(turn.message, [])}
+    # a gap runs into the next message's header, so there only a declared trailing text can be looked for
+    if trailing is None:
+        fits = not inside or not rest.strip()
+    else:
+        fits = rest == trailing if inside else rest.startswith(trailing)
+    if not fits:
+        expected = "white space only" if trailing is None else repr(trailing)
         raise RejectedRow(
-            RejectReason.END_NOT_FOUND,
-            f"expected one of {list(assistant.ends)} right behind the turn, found {text[stop : stop + 60]!r}",
-            message,
+            RejectReason.END_NOT_FOUND, f"behind the end-of-turn token: expected {expected}, found {rest[:200]!r}", turn.message
         )
-    end: int | None = _last_control(rendering.controls, start, stop, set(ends.values()))
-    if end is None:
-        plain = [text.rfind(literal, start, stop) + len(literal) for literal in assistant.ends if literal not in ends]
-        found = [at for at in plain if at > start]
-        end = max(found) if found else None
-    if end is None:
-        raise RejectedRow(
-            RejectReason.END_NOT_FOUND, f"expected {list(assistant.ends)} in the turn, found {text[start:stop][-200:]!r}", message
-        )
-    rest = text[end:stop]
-    if rest.strip() if assistant.trailing is None else rest != assistant.trailing:
-        expected = "white space only" if assistant.trailing is None else repr(assistant.trailing)
-        raise RejectedRow(
-            RejectReason.END_NOT_FOUND, f"behind the end-of-turn token: expected {expected}, found {rest[:200]!r}", message
-        )
-    return (stop if assistant.supervise_trailing else end), True
-
-
-def _control_at(controls: Sequence[Control], position: int, identity: int | None) -> bool:
-    i = bisect.bisect_left(controls, (position, -1, -1))
-    return i < len(controls) and controls[i][0] == position and controls[i][2] == identity
-
-
-def _last_control(controls: Sequence[Control], start: int, stop: int, ids: set[int]) -> int | None:
-    for i in range(bisect.bisect_left(controls, (stop, -1, -1)) - 1, -1, -1):
-        begin, end, identity = controls[i]
-        if begin < start:
-            return None
-        if identity in ids and end <= stop:
-            return end
-    return None
+    if spec.assistant.supervise_trailing:
+        end = stop if inside else end + len(trailing or "")
+    return replace(turn, end=end)
 
 
 # --- what the rendering kept ------------------------------------------------------------------------------------------------

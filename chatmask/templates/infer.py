@@ -18,7 +18,7 @@ import yaml
 from ..conversation import Conversation
 from ..errors import RejectedRow, SpecError, TemplateError
 from .environment import variables
-from .probe import TOOLS, _assistant, _user
+from .probe import TOOLS, Report, _assistant, _user, generation_prompt
 from .spec import TemplateSpec
 from .tracing import ChatTemplate, Traced
 
@@ -64,6 +64,18 @@ class Inferred:
         verdict = "exact: every turn's prefix is what the server sends" if self.exact else "not exact everywhere:"
         lines = [f"# inferred by `chatmask infer`; {verdict}", *(f"#   {reason}" for reason in self.reasons)]
         return "\n".join(lines) + "\n" + to_yaml(_written(self.spec))
+
+
+def infer_spec(tokenizer: Any, name: str = "inferred") -> TemplateSpec:
+    """The proven spec for a tokenizer: hub id, directory, or a loaded transformers tokenizer.
+
+    Raises:
+        SpecError: no mode of the template can be described; the message is the verdict.
+        TokenizerError: the tokenizer cannot be had.
+    """
+    from ..tokenizers import load_tokenizer
+
+    return infer(load_tokenizer(tokenizer), name).spec
 
 
 @dataclass
@@ -178,40 +190,22 @@ def _facts(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer) -> dict[st
             raise SpecError(f"the template does not write the answer of message {i}")
     if mode.thinks and _R[1] not in text:
         raise SpecError("the template writes no reasoning")
-    header = _header(mode, template, messages)
+    header = generation_prompt(template, tokenizer, messages[0], **mode.kwargs)
+    if not header.strip():
+        raise SpecError("`add_generation_prompt` adds nothing, and nothing stands between a question and its answer")
     forms = [_before(text, traced, messages, i) for i in (1, 3)]
     thinking = _thinking(mode, text, header)
-    end, owner, trailing = _end(traced, tokenizer, template)
+    ending = _end(traced, tokenizer, template, mode)
     history = None
     if not forms[0].endswith(header) and not _starts(forms[0], header):
         history = _common(header, forms[0])
         if not history.strip():
             raise SpecError(f"the generation prompt is {header!r} but an earlier turn begins {forms[0][-80:]!r}")
     return {
-        "assistant": {"header": header, "history_header": history, "end_of_turn": end, "end_owner": owner, "trailing": trailing},
+        "assistant": {"header": header, "history_header": history, **ending},
         "thinking": thinking,
         "tool_arguments": _arguments(mode, template),
     }
-
-
-def _header(mode: _Mode, template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> str:
-    """What `add_generation_prompt` adds; where it adds nothing, the template's text behind the user's message (Llama 2, Yi)."""
-    before = template.render(messages[:1], None, **mode.kwargs)
-    served = template.render(messages[:1], None, add_generation_prompt=True, **mode.kwargs)
-    if served.startswith(before) and len(served) > len(before):
-        return served[len(before) :]
-    if served == before:
-        behind = served.rpartition(_Q[0])[2]
-        if not behind.strip():
-            raise SpecError("`add_generation_prompt` adds nothing, and nothing stands between a question and its answer")
-        return behind
-    behind = served.rpartition(_Q[0])[2]
-    ending = before.rpartition(_Q[0])[2]
-    if ending and behind.startswith(ending):
-        return behind[len(ending) :]
-    if behind:
-        return behind
-    raise SpecError("`add_generation_prompt` changes the text before it, and no header can be told from it")
 
 
 def _before(text: str, traced: Traced, messages: Sequence[dict[str, Any]], message: int) -> str:
@@ -255,38 +249,52 @@ def _last_tag(text: str) -> str:
     return found.group() if found else text
 
 
-def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[str | list[str], str, str | None]:
-    """End token, who writes it, and what the template writes behind it."""
+def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mode) -> dict[str, Any]:
+    """How turns end: the end token, who writes it, what stands behind it, and what history makes of it."""
     from ..tokenizers import control_tokens, matcher
 
     text, gaps, ranges = traced.text, traced.gaps(), traced.ranges()
     pattern = matcher(control_tokens(tokenizer, template.source))
-    after = {i: gaps[i][-1] for i in (1, 3)}
-    first = pattern.search(text, after[1].last, after[1].after)
-    last = pattern.search(text, after[3].last)
-    own = next((b for a, b in ranges.get(1, []) if a <= after[1].last <= b), None)
-    if first is not None and (last is None or last.group() != first.group()):
-        if last is None and (own is None or first.start() >= own):
-            return _next_ends(template, pattern, first.group()), "next", None
-        if last is not None:
-            raise SpecError(f"an earlier turn ends with {first.group()!r}, the last one with {last.group()!r}")
-    if first is None or last is None:
-        region = text[after[3].last :].strip() or text[after[1].last : after[1].after].strip().split("\n")[0]
-        if not region:
-            raise SpecError(
-                "nothing stands behind an answer: the template writes no end of turn, so a model cannot learn to stop"
-            )
+    early, late = gaps[1][-1], gaps[3][-1]
+    stop = next((b for a, b in ranges.get(1, []) if a <= early.last <= b), early.after)
+    first = pattern.search(text, early.last, early.after)
+    last = pattern.search(text, late.last)
+    if first is None and last is None:
+        return _no_end(text[early.last : stop], tokenizer)
+    if last is None:
+        assert first is not None
+        if first.start() >= stop:
+            return {"end_of_turn": _next_ends(template, pattern, first.group(), mode), "end_owner": "next"}
+        # earlier turns are closed, the last one stays open, as for a reply that is to be continued
+        return {"end_of_turn": first.group(), "allow_untrained_stop": True}
+    if first is None:
+        return {"end_of_turn": last.group(), "allow_untrained_stop": True}
+    if first.start() >= stop and first.group() == last.group():
+        return {"end_of_turn": last.group(), "end_owner": "next"}  # closed by what follows, be it a message or the end
+    facts: dict[str, Any] = {"end_of_turn": last.group(), "end_owner": "self"}
+    if first.group() != last.group():
+        facts["history_end"] = first.group()
+        return facts
+    behind = text[first.end() : stop] if stop >= first.end() else None
+    own = next((b for a, b in ranges.get(3, []) if a <= late.last <= b), None)
+    closing = text[last.end() : own] if own is not None and own >= last.end() else None
+    if behind is not None and behind == closing:
+        facts["trailing"] = behind
+    return facts
+
+
+def _no_end(region: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """No control token stands behind an answer: the turn just stops, or its end is text that is no token here."""
+    if region.strip():
+        ids = tokenizer.whole.encode(region.strip(), add_special_tokens=False).ids
         raise SpecError(
-            f"no token of {tokenizer.name} ends a turn; the template writes {region[:60]!r} there, which is no single id"
+            f"the template ends a turn with {region.strip()[:60]!r}, which is {len(ids)} tokens of {tokenizer.name} and no single id; "
+            "add it to the tokenizer as a special token"
         )
-    behind = text[last.end() :]
-    stop = next((b for a, b in ranges.get(1, []) if a <= first.start() < b), None)
-    inner = text[first.end() : stop] if stop is not None and stop >= first.end() else None
-    trailing = behind if inner is None else inner
-    return last.group(), "self", trailing if inner is None or inner == behind else None
+    return {"end_of_turn": [], "allow_untrained_stop": True}
 
 
-def _next_ends(template: ChatTemplate, pattern: re.Pattern[str], user: str) -> list[str]:
+def _next_ends(template: ChatTemplate, pattern: re.Pattern[str], user: str, mode: _Mode) -> list[str]:
     """Stop tokens that are the headers of what follows: a user's, and a tool result's where that differs."""
     found = [user]
     for form in ({"path": "a"}, '{"path": "a"}'):
@@ -298,12 +306,12 @@ def _next_ends(template: ChatTemplate, pattern: re.Pattern[str], user: str) -> l
             _assistant(_A[1]),
         ]
         try:
-            traced = template.trace(messages, TOOLS)
+            traced = template.trace(messages, TOOLS, **mode.kwargs)
         except TemplateError:
             continue
         start = next((a for a, _ in traced.ranges().get(2, [])), None)
-        match = pattern.match(traced.text, start) if start is not None else None
-        if match:
+        match = pattern.search(traced.text, start) if start is not None else None
+        if match and start is not None and not traced.text[start : match.start()].strip():
             return list(dict.fromkeys([*found, match.group()]))
     return found
 
@@ -329,18 +337,29 @@ def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
     """Compile the spec and compare every turn with the oracle; declare what breaks, with the reason."""
     from ..parsers.parser import Parser
 
+    breaks: list[str] = []
+    notes: list[str] = []
+    drops: list[str] = []
+    stable = True
+    if facts["assistant"].get("allow_untrained_stop"):
+        ends = facts["assistant"]["end_of_turn"]
+        notes.append(
+            "the template writes no end token behind the last turn" if ends else "the template writes no end-of-turn token at all"
+        )
     spec = TemplateSpec.model_validate({**facts, "prefix_stable": False})
     parser = Parser(spec, tokenizer, check=False)
     from .probe import compile_probe
 
     report = compile_probe(parser, spec)
+    if not report.ok and _system_dropped(report):
+        drops.append("system")
+        notes.append("the template leaves system messages out of some conversations")
+        spec = spec.model_copy(update={"drops": ["system"]})
+        parser = Parser(spec, tokenizer, check=False)
+        report = compile_probe(parser, spec)
     if not report.ok:
         failed = next(finding for finding in report.findings if not finding.ok)
         raise SpecError(f"{failed.claim}: expected {failed.expected}, found {failed.found}")
-    breaks: list[str] = []
-    notes: list[str] = []
-    drops: list[str] = []
-    stable = True
     for what, conversation in _conversations(mode):
         try:
             sample = parser.sample(conversation)
@@ -348,8 +367,12 @@ def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
         except RejectedRow as error:
             if what in ("one turn", "two turns"):
                 raise
-            if error.reason.value == "template_drops_content" and "content" in error.detail and what == "a tool call beside text":
-                drops.append("content_with_tool_calls")
+            if (
+                error.reason.value == "template_drops_content"
+                and "content" in error.detail
+                and what.startswith("a tool call beside text")
+            ):
+                drops += ["content_with_tool_calls"] if "content_with_tool_calls" not in drops else []
             continue
         for turn in sample.turns:
             if parser.served(sample, turn.message) is None:
@@ -371,6 +394,12 @@ def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
     mode.breaks, mode.notes = list(dict.fromkeys(breaks)), list(dict.fromkeys(notes))
 
 
+def _system_dropped(report: Report) -> bool:
+    return any(
+        not f.ok and f.claim == "a system message" and f.found.startswith("template_drops_content") for f in report.findings
+    )
+
+
 def _reason(what: str, message: int, kind: str, detail: str, facts: Mapping[str, Any]) -> str:
     opening = facts["thinking"].get("open")
     header = facts["assistant"]["header"]
@@ -381,19 +410,26 @@ def _reason(what: str, message: int, kind: str, detail: str, facts: Mapping[str,
 
 def _conversations(mode: _Mode) -> Iterator[tuple[str, Conversation]]:
     """What the spec is proven on."""
-    why = _R if mode.thinks else (None, None)
+    yield from _chats(_R if mode.thinks else (None, None), "")
+    if mode.thinks:
+        yield from _chats((None, None), ", without reasoning")
 
+
+def _chats(why: Sequence[str | None], kind: str) -> Iterator[tuple[str, Conversation]]:
     def chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
         return Conversation(list(messages), TOOLS if tools else None, (None,) * len(messages), {})
 
     system = {"role": "system", "content": "Salpha system."}
     result = {"role": "tool", "content": "Talpha result.", "tool_call_id": "call00001", "name": "probe_tool"}
-    yield "one turn", chat(_user(_Q[0]), _assistant(_A[0], why[0]))
-    yield "two turns", chat(_user(_Q[0]), _assistant(_A[0], why[0]), _user(_Q[1]), _assistant(_A[1], why[1]))
-    yield "a system message", chat(system, _user(_Q[0]), _assistant(_A[0], why[0]))
-    yield "a tool call", chat(_user(_Q[0]), _assistant("", why[0], call=True), result, _assistant(_A[1], why[1]), tools=True)
+    yield f"one turn{kind}", chat(_user(_Q[0]), _assistant(_A[0], why[0]))
+    yield f"two turns{kind}", chat(_user(_Q[0]), _assistant(_A[0], why[0]), _user(_Q[1]), _assistant(_A[1], why[1]))
+    yield f"a system message{kind}", chat(system, _user(_Q[0]), _assistant(_A[0], why[0]))
     yield (
-        "agent steps, then another question",
+        f"a tool call{kind}",
+        chat(_user(_Q[0]), _assistant("", why[0], call=True), result, _assistant(_A[1], why[1]), tools=True),
+    )
+    yield (
+        f"agent steps, then another question{kind}",
         chat(
             _user(_Q[0]),
             _assistant("", why[0], call=True),
@@ -405,7 +441,7 @@ def _conversations(mode: _Mode) -> Iterator[tuple[str, Conversation]]:
         ),
     )
     yield (
-        "a tool call beside text",
+        f"a tool call beside text{kind}",
         chat(_user(_Q[0]), _assistant(_A[0], why[0], call=True), result, _assistant(_A[1], why[1]), tools=True),
     )
 

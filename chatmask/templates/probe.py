@@ -7,16 +7,19 @@ do not hold; `chatmask specs probe` prints them all.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..conversation import Conversation
-from ..errors import ChatmaskError, RejectedRow, SpecError, TemplateError
+from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
+from ..tokenizers import control_tokens, matcher
 from .spec import TemplateSpec
+from .tracing import ChatTemplate
 
 if TYPE_CHECKING:
     from ..parsers.parser import Parser
+    from ..tokenizers import Tokenizer
 
 TOOLS = [
     {
@@ -131,19 +134,18 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         spec,
         "a system message",
         _chat({"role": "system", "content": "Probe system."}, *plain.messages),
-        optional="system" in spec.drops,
+        refusable=True,
     )
-    _null_content(parser, spec)
     called = _chat(
         _user("Probe question one?"), _assistant("", why, call=True), {"role": "tool", "content": "Probe result.", "tool_call_id": "call00001", "name": "probe_tool"},
         _assistant("Probe answer two.", why), tools=True,
     )  # fmt: skip
+    parser.null_content = _null_content(parser, spec, called)
     tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
     if tools is not None:
         _markers(parser, spec, called)
         _trigger(parser, spec, sample, tools)
-        none = _chat(*(called.messages[:1]), _assistant(None, why, call=True), *called.messages[2:], tools=True)
-        _never_none(parser, spec, findings, none)
+        _never_none(parser, spec, findings, _with_null(called))
     else:
         _trigger(parser, spec, sample, None)
     chats = [plain, two]
@@ -165,12 +167,18 @@ def _sample(parser: Parser, spec: TemplateSpec, conversation: Conversation) -> A
 
 
 def _try(
-    findings: list[Finding], parser: Parser, spec: TemplateSpec, what: str, conversation: Conversation, optional: bool = False
+    findings: list[Finding],
+    parser: Parser,
+    spec: TemplateSpec,
+    what: str,
+    conversation: Conversation,
+    optional: bool = False,
+    refusable: bool = False,
 ) -> Any:
     try:
         sample = _sample(parser, spec, conversation)
     except RejectedRow as error:
-        if optional:
+        if optional or (refusable and error.reason is RejectReason.TEMPLATE_REFUSED):
             findings.append(
                 Finding(what, "rendered", f"not supported by the template ({error.reason.value}: {error.detail})", True)
             )
@@ -193,21 +201,42 @@ def _shown(error: RejectedRow) -> str:
     return f"{error.reason.value}: {error.detail}"
 
 
+def generation_prompt(template: ChatTemplate, tokenizer: Tokenizer, question: dict[str, Any], **kwargs: Any) -> str:
+    """What `add_generation_prompt` adds behind a question; where it adds nothing, the template's text behind the question.
+
+    A template may close the conversation when no prompt is asked for (Phi writes the EOS then); what the closed and the prompted
+    text share behind the question is not part of the header.
+
+    Raises:
+        TemplateError: the template does not render a question.
+    """
+    before = template.render([question], None, **kwargs)
+    served = template.render([question], None, add_generation_prompt=True, **kwargs)
+    if served.startswith(before) and len(served) > len(before):
+        return served[len(before) :]
+    behind, closed = (text.rpartition(question["content"])[2] for text in (served, before))
+    if behind == closed:
+        return behind
+    shared = next((i for i, (a, b) in enumerate(zip(behind, closed, strict=False)) if a != b), min(len(behind), len(closed)))
+    pattern = matcher(control_tokens(tokenizer, template.source))
+    inside = next((match.start() for match in pattern.finditer(behind) if match.start() < shared < match.end()), shared)
+    return behind[inside:]
+
+
 def _prompt(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> bool:
     """The header must be the generation prompt: what the template adds, not one tag less and not one more."""
-    messages = [_user("Probe question one?")]
+    question = _user("Probe question one?")
     try:
-        before = parser.template.render(messages, None, **spec.kwargs)
-        served = parser.template.render(messages, None, add_generation_prompt=True, **spec.kwargs)
+        served = parser.template.render([question], None, add_generation_prompt=True, **spec.kwargs)
+        found = generation_prompt(parser.template, parser.loaded, question, **spec.kwargs)
     except TemplateError as error:
         findings.append(Finding("the template renders a user message", "text", str(error), False))
         return False
-    added = served[len(before) :] if served.startswith(before) else served[-200:]
     header = spec.assistant.header
     # a template may write the header behind the user's message in any case (Yi); then the prompt adds less than the header
-    ok = served.endswith(header) and len(added) <= len(header)
+    ok = served.endswith(header) and len(found) <= len(header)
     near = "" if ok else _nearest(header, served)
-    findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(added) + near, ok))
+    findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(found) + near, ok))
     return ok
 
 
@@ -229,8 +258,9 @@ def _end_token(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> N
 def _bos(parser: Parser, findings: list[Finding], sample: Any) -> None:
     bos = parser.loaded.special_tokens.get("bos_token")
     if bos in parser.control:
-        count = sum(1 for _, _, identity in sample.rendering.controls if identity == parser.control[bos])
-        findings.append(Finding("at most one BOS", "0 or 1", str(count), count <= 1))
+        first = list(itertools.takewhile(lambda control: control[2] == parser.control[bos], sample.rendering.controls))
+        count = sum(1 for i, control in enumerate(first) if control[0] == sum(c[1] - c[0] for c in first[:i]))
+        findings.append(Finding("at most one BOS at the start", "0 or 1", str(count), count <= 1))
 
 
 def _emission(parser: Parser, findings: list[Finding], sample: Any, content: str, reasoning: str | None) -> None:
@@ -260,17 +290,21 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         )
 
 
-def _null_content(parser: Parser, spec: TemplateSpec) -> None:
+def _with_null(called: Conversation) -> Conversation:
+    """The agent conversation with null content beside the call."""
+    messages = [{**message, "content": None} if message.get("tool_calls") else message for message in called.messages]
+    return Conversation(messages, called.tools, called.flags, {})
+
+
+def _null_content(parser: Parser, spec: TemplateSpec, called: Conversation) -> str | None:
     """Pass null content as None where the template copes (DeepSeek tests for it), else as an empty string."""
-    messages: list[dict[str, Any]] = [_user("Probe question one?"), _assistant(None, None, call=True)]
-    if spec.tool_arguments == "json":
-        messages[1]["tool_calls"][0]["function"]["arguments"] = '{"path": "probe/argument.txt", "depth": 7}'
-    render: Callable[[], str] = lambda: parser.template.render(messages, TOOLS, **spec.kwargs)  # noqa: E731
+    parser.null_content = None
     try:
-        text = render()
-        parser.null_content = "" if "None" in text or "probe_tool" not in text else None
-    except ChatmaskError:
-        parser.null_content = ""
+        sample = _sample(parser, spec, _with_null(called))
+    except RejectedRow:
+        return ""
+    turn = sample.turns[0]
+    return "" if "None" in sample.rendering.text[turn.start : turn.end] else None
 
 
 def _never_none(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversation: Conversation) -> None:

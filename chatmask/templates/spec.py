@@ -32,13 +32,22 @@ class Assistant(_Strict):
 
     header: str = Field(description="text of the generation prompt: what `add_generation_prompt=True` adds; never supervised")
     history_header: str | None = Field(None, description="header of an earlier turn, where the template writes it otherwise")
-    end_of_turn: str | list[str] = Field(description="token that the model ends a turn with; supervised. A list where several do")
+    end_of_turn: str | list[str] = Field(
+        description="token that the model ends a turn with; supervised. A list where several do; an empty one needs allow_untrained_stop"
+    )
+    history_end: str | None = Field(
+        None, description="token that history writes in place of the end of turn (harmony: <|end|>); not supervised, counted"
+    )
     end_owner: Literal["self", "next"] = Field(
         "self", description="`next`: the stop token is the header of the following message (GLM)"
     )
     trailing: str | None = Field(None, description="text behind the end token, not sampled; null allows white space only")
     supervise_trailing: bool = Field(False, description="also train `trailing`, as SpecForge does")
     final_stop: Literal["none", "add"] = Field("none", description="`add` writes the stop token after a last turn that lacks one")
+
+    allow_untrained_stop: bool = Field(
+        False, description="accept turns behind which the template writes no end token; the model does not learn to stop there"
+    )
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -51,12 +60,11 @@ class Assistant(_Strict):
         both = {self.header, self.history_header or self.header}
         return tuple(sorted(both, key=len, reverse=True))
 
-    @field_validator("end_of_turn")
-    @classmethod
-    def _some_end(cls, value: str | list[str]) -> str | list[str]:
-        if not value or (isinstance(value, list) and not all(value)):
-            raise ValueError("name at least one non-empty end-of-turn token")
-        return value
+    @model_validator(mode="after")
+    def _some_end(self) -> Assistant:
+        if not all(self.ends) or (not self.ends and not self.allow_untrained_stop):
+            raise ValueError("end_of_turn: name at least one token, or say `allow_untrained_stop: true`")
+        return self
 
 
 class Thinking(_Strict):
