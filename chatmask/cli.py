@@ -6,6 +6,7 @@ holds the directory. With `--json` the last line of standard output is one JSON 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -33,10 +34,24 @@ class _Group(click.Group):
                 ledger = error.ledger if isinstance(error, (CheckFailed, TooManyRejects)) else {}
                 _print_json({"error": str(error), "exit_code": error.exit_code, **ledger})
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("chatmask: stopped; a build goes on where it was when the same command is given again", err=True)
+            ctx.exit(130)
+        except click.UsageError as error:
+            asked = "--json" in [*ctx.args, *getattr(ctx, "_protected_args", [])]
+            error.show()
+            if asked:
+                _print_json({"error": error.format_message(), "exit_code": error.exit_code})
+            ctx.exit(error.exit_code)
         except BrokenPipeError:
             # the reader (head, less) has enough; nothing is wrong
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)
+        except OSError as error:
+            click.echo(f"chatmask: {error.filename or 'output'}: {error.strerror or error}", err=True)
+            if error.errno == errno.ENOSPC:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered cannot be flushed at exit
+            ctx.exit(2)
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -82,7 +97,12 @@ def main(ctx: click.Context) -> None:
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it."
 )
 @click.option("--parity", type=click.Choice(["sample", "full", "off"]), default="sample", show_default=True, help="Compare trained prefixes with what the server would send: on a sample of the rows, on all, or not.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a finished dataset that was built otherwise.")
+@click.option("--max-line-bytes", type=click.IntRange(min=1024), default=64 << 20, show_default=True, help="Reject longer lines.")
+@click.option("--max-depth", type=click.IntRange(min=4, max=900), default=64, show_default=True, help="Reject deeper nesting.")
+@click.option(
+    "--max-messages", type=click.IntRange(min=1), default=10_000, show_default=True, help="Reject longer conversations."
+)
+@click.option("--force", is_flag=True, help="Replace a finished dataset that was built otherwise, or is damaged.")
 @_set_option
 @_json_option
 def build(
@@ -95,6 +115,9 @@ def build(
     keep_rejected: bool,
     workers: int,
     parity: Any,
+    max_line_bytes: int,
+    max_depth: int,
+    max_messages: int,
     force: bool,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -114,6 +137,9 @@ def build(
             workers=workers,
             parity=parity,
             keep_rejected=keep_rejected,
+            max_line_bytes=max_line_bytes,
+            max_depth=max_depth,
+            max_messages=max_messages,
             force=force,
             progress=progress,
         )
@@ -309,7 +335,7 @@ def specs_probe(name: str, tokenizer: str | None, demo: bool, overrides: tuple[s
     for report in reports:
         click.echo(f"{report.spec} on {report.tokenizer}", err=as_json)
         for finding in report.findings:
-            mark = "ok  " if finding.ok else "FAIL"
+            mark = "FAIL" if not finding.ok else "n/a " if finding.found.startswith("not supported") else "ok  "
             click.echo(
                 f"  {mark}  {finding.claim}\n          expected  {finding.expected}\n          found     {finding.found}",
                 err=as_json,
@@ -337,6 +363,9 @@ def _ledger_lines(result: Any) -> Sequence[str]:
         return f" ({', '.join(shown)})" if shown else ""
 
     head = "already built, nothing to do" if result.already_built else "built"
+    if result.restarted:
+        lines_before = "".join(f"\n    {line}" for line in result.restarted)
+        head += f"; a stopped build of another kind was in the way and is gone. What differed:{lines_before}\n "
     if result.resumed_shards:
         head += f" ({result.resumed_shards} shards were there from a build that was stopped)"
     lines = [f"{result.dataset}: {head} with {result.manifest['spec']['name']}"]
@@ -354,8 +383,10 @@ def _ledger_lines(result: Any) -> Sequence[str]:
             f"  rewritten {ledger.rewritten.total():,} turns render otherwise than they were served{counts(ledger.rewritten)}"
         )
     if ledger.parity["turns"]:
-        broken = counts({k: v for k, v in ledger.parity.items() if k != "turns"})
-        lines.append(f"  parity    {ledger.parity['turns']:,} turns compared with the served prompt{broken or ', all equal'}")
+        broken = {"text": "text differs", "tokens": "last token straddles the border"}
+        shown = counts({broken[k]: v for k, v in ledger.parity.items() if k in broken})
+        declared = f"; as the spec declares{shown}" if shown else ", all equal"
+        lines.append(f"  parity    {ledger.parity['turns']:,} turns compared with the served prompt{declared}")
     extra = {"control literals in content": ledger.control_text, "straddling tokens": ledger.straddles, "messages with declared drops": ledger.content_dropped}  # fmt: skip
     lines += [f"  note      {n:,} {what}" for what, n in {**extra, **ledger.notes}.items() if n]
     lines.append(f"  time      {result.seconds:.1f} s")

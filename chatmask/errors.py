@@ -105,8 +105,6 @@ class DamagedDataset(CheckFailed):
 class StorageError(ChatmaskError, OSError):
     """The output could not be written. The message names the path and the bytes; `errno` is the system's code."""
 
-    exit_code = 1
-
 
 class OptionError(ChatmaskError, ValueError):
     """An argument with a value that chatmask does not know; the message lists the known ones."""
@@ -180,13 +178,13 @@ _ADVICE: dict[RejectReason, str] = {
     RejectReason.LONE_SURROGATE: "remove the unpaired \\ud800 to \\udfff escape; it is no character and has no tokens",
     RejectReason.DUPLICATE_KEY: "keep one of the two keys; readers disagree on which one counts",
     RejectReason.NOT_FINITE: "NaN, Infinity and overflowing numbers are not JSON; use null or a string",
-    RejectReason.TOO_DEEP: "flatten the record, or raise the depth limit",
-    RejectReason.LINE_TOO_LONG: "split the record, or raise the line limit",
+    RejectReason.TOO_DEEP: "flatten the record, or raise --max-depth",
+    RejectReason.LINE_TOO_LONG: "split the record, or raise --max-line-bytes",
     RejectReason.NOT_AN_OBJECT: "each line must be a JSON object that holds a conversation",
     RejectReason.NO_MESSAGES: "give `messages`, `conversations` or a trajectory",
     RejectReason.AMBIGUOUS_RECORD: "the record holds two different conversations; keep one",
     RejectReason.EMPTY_MESSAGES: "give at least one message",
-    RejectReason.TOO_MANY_MESSAGES: "split the conversation, or raise the message limit",
+    RejectReason.TOO_MANY_MESSAGES: "split the conversation, or raise --max-messages",
     RejectReason.BAD_MESSAGE: "each message must be an object with a role and content",
     RejectReason.UNKNOWN_ROLE: "map the role under `roles:` in the spec, or rename it",
     RejectReason.BAD_CONTENT: "content must be a string or a list of text parts",
@@ -200,7 +198,7 @@ _ADVICE: dict[RejectReason, str] = {
     RejectReason.FLAG_CONFLICT: "two training flags of one message disagree; keep one",
     RejectReason.BAD_FLAG: "a training flag must be true, false, 0 or 1",
     RejectReason.INLINE_THINKING_UNCLEAR: "give the reasoning in `reasoning_content`, or set thinking.inline=keep",
-    RejectReason.REASONING_IN_NO_THINK_SPEC: "use the thinking spec, or --set thinking.strip=true to remove the reasoning",
+    RejectReason.REASONING_IN_NO_THINK_SPEC: "use a spec with thinking, if the model has one, or --set thinking.strip=true to remove the reasoning",
     RejectReason.THINKING_OPTION_CONFLICT: "the system text sets the other thinking option; fix it, or --set thinking.conflict=allow",
     RejectReason.CONTROL_TEXT: "content quotes a control token and special_in_content is `reject`",
     RejectReason.TEMPLATE_REFUSED: "the chat template raises on this conversation",

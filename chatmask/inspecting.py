@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .conversation import normalise
-from .errors import CheckFailed, DamagedDataset, InputError, OptionError, RejectedRow
+from .errors import CheckFailed, DamagedDataset, InputError, OptionError, RejectedRow, TokenizerError
 from .example import Span
 from .inspecting_html import render_html
 from .inspecting_text import render_text
@@ -156,7 +156,15 @@ def _tokenizer_of(dataset: Dataset, spec: TemplateSpec, given: Any, demo: bool) 
             f"{dataset.path}: its spec {spec.name} names no tokenizer; give the one it was built with (--tokenizer DIR|ID)"
         )
     else:
-        loaded = load_tokenizer(spec.tokenizer.id, spec.tokenizer.revision) if given is None else load_tokenizer(given)
+        try:
+            loaded = load_tokenizer(spec.tokenizer.id, spec.tokenizer.revision) if given is None else load_tokenizer(given)
+        except TokenizerError as error:
+            if given is not None:
+                raise
+            raise TokenizerError(
+                f"{dataset.path}: give the tokenizer that the dataset was built with (--tokenizer DIR|ID); the spec's own hub id did "
+                f"not help: {error}"
+            ) from None
         ways_on = (
             "leave --tokenizer out" if entry["demo"] else "give the one that the dataset was built with (--tokenizer DIR|ID)"
         )

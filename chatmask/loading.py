@@ -149,7 +149,7 @@ def load(
     if tokenizer is not None:
         _refuse_other_tokenizer(directory, manifest, tokenizer)
     if verify != "off":
-        _check_files(directory, manifest, full=verify == "full")
+        check_files(directory, manifest, full=verify == "full")
     return Dataset(directory, manifest, format, shift)
 
 
@@ -169,13 +169,14 @@ def verify(path: str | Path) -> dict[str, int]:
     directory = Path(path)
     manifest = read_manifest(directory)
     _refuse_unusable(directory, manifest, allow_demo=True)
-    _check_files(directory, manifest, full=True)
+    check_files(directory, manifest, full=True)
     sizes = [shard.bytes for shard in shards_of(manifest)] + [entry["bytes"] for entry in manifest["files"].values()]
     counts = {name: int(manifest[name]) for name in ("rows", "tokens", "supervised_tokens")}
     return {**counts, "shards": len(manifest["shards"]), "files": len(sizes) + 1, "bytes": sum(sizes)}
 
 
-def _check_files(directory: Path, manifest: Mapping[str, Any], full: bool) -> None:
+def check_files(directory: Path, manifest: Mapping[str, Any], full: bool = False) -> None:
+    """Check size and SHA-256 of every file of a dataset, and with `full` every row; raises DamagedDataset with the file."""
     shards = shards_of(manifest)
     for name in stray_shards(directory, shards):
         raise DamagedDataset(f"{directory / name}: a shard that the manifest does not name; remove it, or build again")

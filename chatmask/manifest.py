@@ -97,7 +97,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise DamagedDataset(f"{directory}: not a directory; give the directory that `chatmask build --out` wrote")
     if not os.path.lexists(path):
-        raise DamagedDataset(f"{directory}: unfinished: no {MANIFEST}; run the same `chatmask build` again, it resumes")
+        if staging(directory).is_dir():
+            raise DamagedDataset(f"{directory}: unfinished: no {MANIFEST}; run the same `chatmask build` again, it resumes")
+        raise DamagedDataset(f"{directory}: not a finished chatmask dataset (unfinished, or none at all): no {MANIFEST}")
     if path.is_symlink() or not path.is_file():
         raise DamagedDataset(f"{path}: not a regular file; build again")
     try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,13 +19,14 @@ from typing import Any, Literal
 
 from . import __version__
 from .canonical import canonical_json, differences, fingerprint
-from .conversation import normalise
+from .conversation import MAX_MESSAGES, normalise
 from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
 from .example import Row
 from .ledger import Ledger
-from .manifest import MANIFEST, commit, finished_shard, read_manifest, receipt_path, write_receipt
+from .loading import check_files
+from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
 from .parsers.parser import Example, Parser, load_parser
-from .records import Chunk, InputFile, Record, parse, plan, read
+from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
@@ -33,6 +36,7 @@ from .tokenizers import Tokenizer
 MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shards that let workers share a middling input
 SHOWN_REJECTS = 10
 ORACLE_FIRST, ORACLE_EVERY = 16, 64  # `parity: sample` asks the oracle for lines 1 to 16 of each file and every 64th
+RUN = "run.json"  # in the staging folder: what the build in progress is a build of
 _IDENTITY = ("chatmask", "spec", "tokenizer", "template", "versions", "options", "inputs")
 
 
@@ -42,6 +46,9 @@ class Options:
 
     parity: Literal["sample", "full", "off"] = "sample"
     keep_rejected: bool = False
+    max_line_bytes: int = MAX_LINE_BYTES
+    max_depth: int = MAX_DEPTH
+    max_messages: int = MAX_MESSAGES
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class BuildResult:
     seconds: float
     already_built: bool = False
     resumed_shards: int = 0
+    restarted: tuple[str, ...] = ()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -67,6 +75,7 @@ class BuildResult:
             "seconds": round(self.seconds, 3),
             "already_built": self.already_built,
             "resumed_shards": self.resumed_shards,
+            "restarted": list(self.restarted),
         }
 
 
@@ -82,6 +91,9 @@ def build(
     workers: int = 1,
     parity: Literal["sample", "full", "off"] = "sample",
     keep_rejected: bool = False,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    max_depth: int = MAX_DEPTH,
+    max_messages: int = MAX_MESSAGES,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
     storage: Storage | None = None,
@@ -99,7 +111,9 @@ def build(
         workers: processes; the bytes do not depend on it.
         parity: compare trained prefixes with what the server would have sent: on a sample, on all rows, or not at all.
         keep_rejected: write the content of rejected lines too.
-        force: replace a finished dataset that was built otherwise.
+        max_line_bytes, max_depth, max_messages: limits of one line, of its nesting, and of one conversation; beyond them a row is
+            rejected by name.
+        force: replace a finished dataset that was built otherwise, or is damaged.
         progress: called with (chunks done, chunks in all).
         storage: where output goes through (fault tests inject here).
 
@@ -121,16 +135,19 @@ def build(
         raise InputError(f"workers is {workers}; at least 1")
     parser = load_parser(spec, tokenizer, demo, overrides)
     directory = Path(out) if out is not None else default_directory(paths[0], parser.spec.name)
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory}: is a file; give a directory with --out")
     files, chunks = plan(paths, _chunk_bytes(paths))
     if not chunks:
         raise InputError(f"{', '.join(map(str, paths))}: no lines")
-    options = Options(parity, keep_rejected)
+    options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages)
     identity = _identity(parser, files, options)
     with storage.lock(directory) as created:
         finished = _finished(directory, identity, force)
         if finished is not None:
             storage.rmtree(staging(directory))  # left by a build that was killed between its last two steps
             return BuildResult(directory, finished, Ledger.from_dict(finished["ledger"]), time.monotonic() - started, True)
+        restarted = _begin(storage, directory, identity)
         try:
             receipts, resumed = _build_shards(parser, storage, directory, chunks, identity, options, workers, bad_rows, progress)
             ledger = Ledger.total(Ledger.from_dict(receipt["ledger"]) for receipt in receipts).close(str(directory))
@@ -140,7 +157,7 @@ def build(
             raise
         shards = [ShardInfo.from_dict(receipt["shard"]) for receipt in receipts]
         manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
-    return BuildResult(directory, manifest, ledger, time.monotonic() - started, resumed_shards=resumed)
+    return BuildResult(directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted))
 
 
 def default_directory(first: str | Path, spec: str) -> Path:
@@ -161,14 +178,14 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
     shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
     name = shard_name(chunk.index, count)
     with ShardWriter(storage, staging(directory) / name) as writer:
-        for record in read(chunk):
+        for record in read(chunk, options.max_line_bytes):
             ledger.lines += 1
             if record.blank:
                 ledger.blanks += 1
                 continue
             oracle = _ask_oracle(record, options)
             try:
-                example = example_of(record, parser, oracle)
+                example = example_of(record, parser, options, oracle)
             except RejectedRow as error:
                 ledger.rejects[error.reason.value] += 1
                 rejects.append(_reject(record, error, options))
@@ -184,10 +201,10 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
     write_receipt(storage, receipt_path(directory, name), receipt)
 
 
-def example_of(record: Record, parser: Parser, oracle: bool = False) -> Example:
+def example_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Example:
     """One record's way: strict JSON, conversation, rendering, spans, tokens, mask. Raises RejectedRow."""
-    data = parse(record)
-    conversation = normalise(data, roles=parser.spec.roles)
+    data = parse(record, options.max_depth)
+    conversation = normalise(data, parser.spec.roles, options.max_messages)
     return parser.example(conversation, oracle)
 
 
@@ -239,7 +256,6 @@ def _build_shards(
     """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
     run = fingerprint(identity)
     count = len(chunks)
-    storage.mkdir(staging(directory))
     missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
     built = _run(parser, storage, directory, missing, count, run, options, min(workers, len(missing)))
     waiting = {chunk.index for chunk in missing}
@@ -277,11 +293,16 @@ def _run(
     tokenizer = Tokenizer(**{**_fields(parser.loaded), "source": None})
     setup = (parser.spec, tokenizer, storage, directory, count, run, options)
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start_worker, setup) as pool:
         try:
             yield from pool.map(_work, chunks)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            # what they were at is in the staging folder and not vouched for by a receipt; nobody need wait for it
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _fields(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -295,7 +316,15 @@ def _start_worker(
     spec: TemplateSpec, tokenizer: Tokenizer, storage: Storage, directory: Path, count: int, run: str, options: Options
 ) -> None:
     global _worker
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     _worker = (Parser(spec, tokenizer), storage, directory, count, run, options)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A worker whose build was killed must not live on (and hold its pipes open)."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _work(chunk: Chunk) -> None:
@@ -360,9 +389,9 @@ def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict
             raise DamagedDataset(f"{error}; --force replaces it") from None
         # through JSON, as the manifest went: tuples are lists there
         changed = differences({k: manifest.get(k) for k in _IDENTITY}, dict(identity))
-        if not changed:
+        if not changed and _whole(directory, manifest, force):
             return manifest
-        if force:
+        if force or not changed:
             return None
         raise SpecError(
             f"{directory} is finished and was built otherwise; --force replaces it. What differs:\n  " + "\n  ".join(changed)
@@ -373,6 +402,30 @@ def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict
     if foreign and not force:
         raise ChatmaskError(f"{directory} holds other files ({', '.join(sorted(foreign)[:3])}); choose an empty directory")
     return None
+
+
+def _whole(directory: Path, manifest: Mapping[str, Any], force: bool) -> bool:
+    """Are the files of a finished dataset what its manifest says? Damage is an error without --force."""
+    try:
+        check_files(directory, manifest)
+    except DamagedDataset as error:
+        if force:
+            return False
+        raise DamagedDataset(f"{error} (--force builds it anew)") from None
+    return True
+
+
+def _begin(storage: Storage, directory: Path, identity: Mapping[str, Any]) -> list[str]:
+    """Open the staging folder for this run; what a stopped run of another kind had left there is named and goes."""
+    path = staging(directory) / RUN
+    before = read_receipt(path)
+    changed = differences({k: v for k, v in before.items() if k in _IDENTITY}, dict(identity)) if before else []
+    if changed:
+        storage.rmtree(staging(directory))
+    if before is None or changed:
+        storage.mkdir(staging(directory))
+        write_receipt(storage, path, identity)
+    return changed
 
 
 def _chunk_bytes(paths: Sequence[str | Path]) -> int:

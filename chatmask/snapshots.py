@@ -99,6 +99,8 @@ def check(
     """
     if accept:
         _refuse_careless(reason, tokenizer)
+    if tokenizer is not None and not specs:
+        raise SpecError("name the specs that are to be checked on this tokenizer: chatmask check SPEC... --tokenizer DIR")
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     drifts: list[Drift] = []
     accepted: list[str] = []
@@ -114,6 +116,8 @@ def check(
             )
             continue
         parser, complaint = _compile(spec, loaded)
+        if complaint and loaded is not None:
+            raise SpecError(complaint)
         for case in sorted({*kept, *(CASES if accept else ())}):
             cases += 1
             before = kept.get(case)

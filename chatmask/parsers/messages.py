@@ -63,7 +63,7 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
     check_option(messages, spec)
     return Prepared(
         spec,
-        [_message(message, i, spec, null_content) for i, message in enumerate(messages)],
+        [_message(message, i - added_system, spec, null_content) for i, message in enumerate(messages)],
         conversation.tools,
         flags,
         added_system,

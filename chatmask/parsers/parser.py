@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +20,14 @@ from ..masking import Emission, Mask, mask_tokens
 from ..templates.probe import AGENT, CHAT, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
-from ..templates.tracing import ChatTemplate, Gap
+from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
 from .messages import Prepared, prepare
 from .shielding import Shield, find_quoted
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, dropped_parts, keeps_reasoning, locate
+
+UNLIKELY_CHANCE = 20  # characters: a text of this length does not stand in a template's constants by chance
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class _Sample:
     tools: Any
     rendering: Rendering
     turns: list[Turn]
+    tagged: Traced | None = None
 
 
 class Parser:
@@ -138,15 +142,19 @@ class Parser:
         Raises:
             RejectedRow: with `.reason`, when the conversation cannot be trained on as the spec demands.
         """
-        conversation = record if isinstance(record, Conversation) else normalise(record, roles=self.spec.roles)
-        return self.example(conversation)
+        if isinstance(record, Conversation):
+            return self.example(record)
+        if not isinstance(record, Mapping):
+            raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
+        return self.example(normalise(record, roles=self.spec.roles))
 
     def example(self, conversation: Conversation, oracle: bool = False) -> Example:
         """As `parse`, for a Conversation; `oracle` also compares every turn with what the server would have sent."""
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten = self._rewritten(sample)
-        exact = oracle or spec.rewritten.context != "train"
+        # where roles come in another order than question and answer, the rule of `_rewritten` does not hold: ask
+        exact = oracle or spec.rewritten.context != "train" or (not spec.prefix_stable and _irregular(sample.prepared.messages))
         breaks = self.served_text_breaks(sample) if exact and (oracle or not spec.prefix_stable) else {}
         if exact:
             rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
@@ -191,8 +199,16 @@ class Parser:
     # --- rendering --------------------------------------------------------------------------------------------------------
 
     def sample(self, conversation: Conversation) -> _Sample:
-        """Prepare, render and locate the turns of one conversation; raises RejectedRow."""
+        """Prepare, render and locate the turns of one conversation; raises RejectedRow (message indices as in the data)."""
         prepared = prepare(conversation, self.spec, self.null_content)
+        try:
+            return self._sample(prepared)
+        except RejectedRow as error:
+            if prepared.added_system and error.message:
+                raise RejectedRow(error.reason, error.detail, error.message - 1) from None
+            raise
+
+    def _sample(self, prepared: Prepared) -> _Sample:
         spec = prepared.spec
         shield = None
         if spec.special_in_content != "allow":
@@ -251,13 +267,14 @@ class Parser:
             return
         for i, message in enumerate(prepared.messages):
             if message["role"] == "assistant" and reasoning_of(message):
+                header = prepared.spec.assistant.header
                 start = next((a for a, _ in rendering.ranges.get(i, [])), None)
-                found = "nothing" if start is None else repr(rendering.text[start : start + 200])
+                found = "nothing" if start is None else repr(rendering.text[start : start + len(header) + 40])
                 raise RejectedRow(
                     RejectReason.REASONING_IN_NO_THINK_SPEC,
                     f"spec {prepared.spec.name} has thinking {prepared.spec.thinking.mode} but the message has reasoning; "
-                    f"expected header {prepared.spec.assistant.header!r}, found {found}",
-                    i - prepared.added_system,
+                    f"expected header {header!r}, found {found}",
+                    i,
                 )
 
     def _check_dropped(self, sample: _Sample) -> None:
@@ -275,16 +292,14 @@ class Parser:
                 if undeclared and self._inline_kept(message):
                     undeclared = []
             else:
-                content = message["content"].strip() if isinstance(message.get("content"), str) else ""
-                shown = any(content in rendering.text[a:b] for a, b in rendering.ranges.get(i, []))
-                undeclared = ["content"] if not shown and content not in rendering.text else []
+                undeclared = [] if self._shows(sample, i) else ["content"]
                 if undeclared and message["role"] in allowed:
                     dropped, undeclared = dropped + 1, []
             if undeclared:
                 raise RejectedRow(
                     RejectReason.TEMPLATE_DROPS_CONTENT,
                     f"{message['role']} message: the rendering lacks {', '.join(undeclared)}",
-                    i - prepared.added_system,
+                    i,
                 )
         for tool in prepared.tools or ():
             name = (tool.get("function") or tool).get("name")
@@ -292,6 +307,36 @@ class Parser:
                 raise RejectedRow(RejectReason.TEMPLATE_DROPS_CONTENT, f"the rendering lacks the tool {name!r}")
         if dropped:
             prepared.notes["content_dropped"] = dropped
+
+    def _shows(self, sample: _Sample, message: int) -> bool:
+        """Is a context message's content in the text: in its own range, in the template's (system texts), or by its own marks."""
+        rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
+        if not isinstance(content, str) or not content.strip():
+            return True
+        content = content.strip()
+        if any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
+            return True
+        if content not in rendering.text:
+            return False
+        if len(content) >= UNLIKELY_CHANCE and content in rendering.unowned_text:
+            return True
+        # short, or inside another message's range: whose it is, only tagged strings can tell
+        traced = self._tagged_trace(sample)
+        mine = [(a, b) for owner, a, b in traced.strings if owner == message]
+        if mine:
+            shown = "".join(traced.text[a:b] for a, b in mine)
+            own = sample.shown[message]["content"].strip()
+            return own in shown or shown.strip() in own
+        others = [(a, b) for owner, a, b in traced.strings]
+        rest = "".join(
+            traced.text[a:b] for a, b in zip([0, *(b for _, b in others)], [*(a for a, _ in others), None], strict=True)
+        )
+        return sample.shown[message]["content"].strip() in rest
+
+    def _tagged_trace(self, sample: _Sample) -> Traced:
+        if sample.tagged is None:
+            sample.tagged = self.template.trace(sample.shown, sample.tools, tagged=True, **sample.prepared.spec.kwargs)
+        return sample.tagged
 
     def _inline_kept(self, message: Mapping[str, Any]) -> bool:
         """Think tags left in content on purpose: the template may move what is between them."""
@@ -389,6 +434,12 @@ class Parser:
                 detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
                 found.append(ParityBreak(turn.message - shift, "tokens", bool(same), detail))
         return tuple(found)
+
+
+def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An assistant turn without a message before it, or right behind another one."""
+    roles = ["system", *(message["role"] for message in messages)]
+    return any(role == "assistant" and before in ("system", "assistant") for before, role in itertools.pairwise(roles))
 
 
 def first_difference(served: str, trained: str) -> str:

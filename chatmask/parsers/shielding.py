@@ -51,7 +51,7 @@ class Shield:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
+            return {self.text(key) if isinstance(key, str) else key: self.value(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.value(item) for item in value]
         return value
@@ -129,7 +129,7 @@ def _collect(value: Any, into: list[str]) -> None:
     if isinstance(value, str):
         into.append(value)
     elif isinstance(value, dict):
-        into.extend(value)
+        into.extend(key for key in value if isinstance(key, str))
         for item in value.values():
             _collect(item, into)
     elif isinstance(value, list):

@@ -7,8 +7,9 @@ what the template wrote itself (`shielding.py`); so a header or an end token tha
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -41,10 +42,21 @@ class Rendering:
     def _starts(self) -> list[int]:
         return sorted(start for found in self.ranges.values() for start, _ in found)
 
+    @cached_property
+    def unowned_text(self) -> str:
+        """What the template wrote outside of any message's range, in one string."""
+        covered = sorted(pair for found in self.ranges.values() for pair in found)
+        edges = [0, *(edge for pair in covered for edge in pair), len(self.text)]
+        return "\n".join(self.text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True))
+
     def unowned_until(self, position: int) -> int:
         """Where the next message's text begins, at or after `position`; before that the text is the template's alone."""
         i = bisect.bisect_left(self._starts, position)
         return self._starts[i] if i < len(self._starts) else len(self.text)
+
+    def controls_from(self, position: int) -> Iterator[Control]:
+        """The control tokens that begin at or after a position."""
+        return itertools.islice(self.controls, bisect.bisect_left(self.controls, (position, -1, -1)), None)
 
     def first_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
         """The first control token with one of these ids that begins in [start, stop)."""
@@ -153,12 +165,14 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int
 def _ended(rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, floor: int, stop: int) -> Turn:
     """The turn with its end: the end token in [floor, stop), else in the template's text up to the next message.
 
-    `stop` is where the message's text ends. In a message's own range the last end token counts (content cannot hold one, but
-    harmony's emissions hold several messages).
+    `stop` is where the message's text ends. The first end token counts: what the template writes behind it while it still works
+    on this message (a tool's result, a reminder) is not the model's. Of the tokens that history puts in place of it the last one
+    counts, since harmony's emissions hold several messages; so it does where content may hold end tokens (`allow`).
     """
     text, assistant = rendering.text, spec.assistant
     ids = set(stops.ids.values())
-    own = None if assistant.end_owner == "next" else rendering.last_control(ids, floor, stop)
+    find = rendering.last_control if spec.special_in_content == "allow" else rendering.first_control
+    own = None if assistant.end_owner == "next" else find(ids, floor, stop)
     if own is not None:
         return _with_trailing(rendering, turn, spec, own[1], stop)
     if stops.history is not None:
@@ -192,18 +206,20 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
     trailing = spec.assistant.trailing
     rest = rendering.text[end:stop]
     inside = stop in {b for a, b in rendering.ranges.get(turn.message, [])}
-    # a gap runs into the next message's header, so there only a declared trailing text can be looked for
+    # a gap runs into the next message's header, and an iteration may go on with another message's: a control token then
+    next_control = next((begin for begin, _, _ in rendering.controls_from(end) if begin < stop), stop)
+    behind = rendering.text[end:next_control]
     if trailing is None:
-        fits = not inside or not rest.strip()
+        fits = not behind.strip()
     else:
-        fits = rest == trailing if inside else rest.startswith(trailing)
+        fits = behind == trailing if inside else rest.startswith(trailing)
     if not fits:
         expected = "white space only" if trailing is None else repr(trailing)
         raise RejectedRow(
             RejectReason.END_NOT_FOUND, f"behind the end-of-turn token: expected {expected}, found {rest[:200]!r}", turn.message
         )
     if spec.assistant.supervise_trailing:
-        end = stop if inside else end + len(trailing or "")
+        end += len(behind if trailing is None else trailing)
     return replace(turn, end=end)
 
 

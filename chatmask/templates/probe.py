@@ -109,6 +109,8 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     def report() -> Report:
         return Report(name, parser.loaded.name, tuple(findings))
 
+    # stripping is what is done to the data; the claims are about the template
+    spec = spec.model_copy(update={"thinking": spec.thinking.model_copy(update={"strip": False})})
     thinks = spec.thinking.mode == "on"
     why = "Probe reasoning alpha." if thinks else None
     plain = _chat(_user("Probe question one?"), _assistant("Probe answer one.", why))
@@ -143,6 +145,7 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     parser.null_content = _null_content(parser, spec, called)
     tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
     if tools is not None:
+        _results_untrained(findings, tools)
         _markers(parser, spec, called)
         _trigger(parser, spec, sample, tools)
         _never_none(parser, spec, findings, _with_null(called))
@@ -305,6 +308,15 @@ def _null_content(parser: Parser, spec: TemplateSpec, called: Conversation) -> s
         return ""
     turn = sample.turns[0]
     return "" if "None" in sample.rendering.text[turn.start : turn.end] else None
+
+
+def _results_untrained(findings: list[Finding], sample: Any) -> None:
+    """A tool's result is never the model's text."""
+    emissions = [sample.rendering.text[turn.start : turn.end] for turn in sample.turns]
+    held = next((text for text in emissions if "Probe result." in text), None)
+    findings.append(
+        Finding("tool results are not in a trained span", "no result", repr(held) if held else "no result", held is None)
+    )
 
 
 def _never_none(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversation: Conversation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ())
         where = str(path)
     for key, value in pairs.items():
         data = _set(data, key, scalar(value, f"--set {key}"))
-    return _validate(data, lines, where)
+    return _validate(data, lines, where, list(pairs))
 
 
 def _pairs(overrides: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _set(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return merge(data, over)
 
 
-def _validate(data: dict[str, Any], lines: Lines, where: str) -> TemplateSpec:
+def _validate(data: dict[str, Any], lines: Lines, where: str, overridden: Sequence[str] = ()) -> TemplateSpec:
     try:
         spec = TemplateSpec.model_validate(data)
         if spec.off is not None:
@@ -134,9 +134,13 @@ def _validate(data: dict[str, Any], lines: Lines, where: str) -> TemplateSpec:
             if item["type"] == "extra_forbidden":
                 known = _fields(data, path)
                 near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
-                text = f"unknown field{f'; did you mean `{near[0]}`?' if near else ''} allowed: {', '.join(known)}"
+                text = f"unknown field{f'; did you mean `{near[0]}`?' if near else ''}; allowed: {', '.join(known)}"
+            option = next(
+                (key for key in overridden if field == key or field.startswith(f"{key}.") or key.startswith(f"{field}.")), None
+            )
+            place = f"--set {option}" if option else f"{where}{f':{line}' if line else ''}"
             found = "" if isinstance(item["input"], dict) or item["type"] == "extra_forbidden" else f", found {item['input']!r}"
-            problems.append(f"{where}{f':{line}' if line else ''}: {field}: {text}{found}")
+            problems.append(f"{place}: {field}: {text}{found}")
         raise SpecError("\n".join(problems)) from None
 
 

@@ -267,9 +267,20 @@ class ChatTemplate:
         with_messages = self._given(messages, tools, add_generation_prompt, kwargs)
         return "".join(_guarded(lambda: list(self._plain.root_render_func(self._plain.new_context(with_messages)))))
 
-    def trace(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **kwargs: Any) -> Traced:
-        """The traced rendering (without a generation prompt). The messages must be distinct objects; errors as `render`."""
-        if self.tagged:
+    def trace(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tagged: bool | None = None,
+        **kwargs: Any,
+    ) -> Traced:
+        """The traced rendering (without a generation prompt). The messages must be distinct objects; errors as `render`.
+
+        `tagged` overrides the template's own way of tracing.
+        """
+        tagged = self.tagged if tagged is None else tagged
+        if tagged:
             messages = [_tagged(message, i) for i, message in enumerate(messages)]
             tools = _tagged(tools, _DATA)
         index = {id(message): i for i, message in enumerate(messages)}
@@ -279,7 +290,7 @@ class ChatTemplate:
         def mark(scope: int, assigned: bool, *values: Any) -> str:
             for value in values:
                 at = index.get(id(value))
-                if at is None and self.tagged and isinstance(value, dict) and "role" in value:
+                if at is None and tagged and isinstance(value, dict) and "role" in value:
                     at = _owner_of(value)  # a message that the template rebuilt
                 if at is not None:
                     return MarkedText("", ((0, (scope, at, assigned)),))
@@ -292,7 +303,7 @@ class ChatTemplate:
         given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
         pieces = _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
         traced = _owned(pieces)
-        if self.tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
+        if tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
             raise TemplateError("the template renders marked strings otherwise than plain ones, so its text cannot be traced")
         return traced
 
