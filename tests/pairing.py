@@ -13,7 +13,9 @@ from chatmask.templates.tracing import ChatTemplate
 from chatmask.tokenizers import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-LITERAL = re.compile(r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?[A-Za-z][^<>\s]{0,60}>|\[/?[A-Z][A-Z_]{2,40}\]|<[^<>\s]{1,60}\|>|<\|[^<>\s]{1,60}>")
+LITERAL = re.compile(
+    r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?[A-Za-z][^<>\s]{0,60}>|\[/?[A-Z][A-Z_]{2,40}\]|<[^<>\s]{1,60}\|>|<\|[^<>\s]{1,60}>"
+)
 _CHAT = [
     {"role": "system", "content": "aa"},
     {"role": "user", "content": "bb"},

@@ -23,18 +23,24 @@ from chatmask.storage import Storage, staging
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "fixtures" / "swe_raw.jsonl"
-GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4.", "reasoning_content": "Add."}]}
+GOOD = {
+    "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4.", "reasoning_content": "Add."}]
+}
 
 
 def lines(path: Path, *rows: Any) -> Path:
     """A JSONL file; bytes are written as they are."""
-    path.write_bytes(b"".join((row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode()) + b"\n" for row in rows))
+    path.write_bytes(
+        b"".join((row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode()) + b"\n" for row in rows)
+    )
     return path
 
 
 def tree(folder: Path) -> dict[str, str]:
     """Hash of every file below a folder, by relative name."""
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 def run(*arguments: object) -> Any:
@@ -51,7 +57,9 @@ class TestLedger:
     def test_json_has_the_contract_keys_and_the_equation_holds(self, tmp_path: Path) -> None:
         """`build --json` ends with one object whose lines equal kept + rejected + dropped + blanks."""
         path = lines(tmp_path / "a.jsonl", GOOD, b"", GOOD, b"   ", {"messages": []}, b"{bad")
-        result = run("build", "--spec", "ling-3.0-thinking", "--demo", path, "--out", tmp_path / "d", "--bad-rows", "skip", "--json")
+        result = run(
+            "build", "--spec", "ling-3.0-thinking", "--demo", path, "--out", tmp_path / "d", "--bad-rows", "skip", "--json"
+        )
 
         value = last_json(result)
         assert result.exit_code == 0
@@ -59,7 +67,11 @@ class TestLedger:
             "dataset", "spec", "lines", "blanks", "kept", "rejects", "dropped", "samples", "tokens", "supervised_tokens", "turns",
             "trained_turns", "untrained", "rewritten", "content_dropped", "control_text", "straddles", "shards", "seconds",
         } <= set(value)  # fmt: skip
-        assert value["lines"] == 6 == value["kept"] + sum(value["rejects"].values()) + sum(value["dropped"].values()) + value["blanks"]
+        assert (
+            value["lines"]
+            == 6
+            == value["kept"] + sum(value["rejects"].values()) + sum(value["dropped"].values()) + value["blanks"]
+        )
         assert value["rejects"] == {"empty_messages": 1, "invalid_json": 1}
         assert value["rewritten"] == {"context": 0, "emission": 0}
         assert len(result.stdout.splitlines()) == 1
@@ -87,7 +99,9 @@ class TestLedger:
         other = chatmask.build(packed, "ling-3.0-thinking", tmp_path / "b", demo=True)
 
         assert plain.ledger == other.ledger
-        for a, b in zip(chatmask.load(plain.dataset, allow_demo=True), chatmask.load(other.dataset, allow_demo=True), strict=True):
+        for a, b in zip(
+            chatmask.load(plain.dataset, allow_demo=True), chatmask.load(other.dataset, allow_demo=True), strict=True
+        ):
             assert a["input_ids"].tolist() == b["input_ids"].tolist()
 
     @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "fixtures" / "conversations").iterdir()))
@@ -111,7 +125,9 @@ class TestExitCodes:
         assert f"{path}:2: invalid_json" in result.stderr
         assert last_json(result)["rejects"] == {"invalid_json": 2, "invalid_utf8": 1, "not_an_object": 2}
         assert not (tmp_path / "d").exists()
-        again = run("build", "--spec", "ling-3.0-thinking", "--demo", path, "--out", tmp_path / "d", "--bad-rows", "skip", "--json")
+        again = run(
+            "build", "--spec", "ling-3.0-thinking", "--demo", path, "--out", tmp_path / "d", "--bad-rows", "skip", "--json"
+        )
         assert (again.exit_code, last_json(again)["kept"], sum(last_json(again)["rejects"].values())) == (0, 2, 5)
 
     def test_reasoning_under_a_spec_without_thinking_is_never_a_silent_zero(self, tmp_path: Path) -> None:
@@ -155,7 +171,9 @@ class TestExitCodes:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
         script = f"import sys; from chatmask.cli import main; sys.argv = ['chatmask', 'build', '--spec', 'ling-3.0-thinking', {str(RAW)!r}]; main()"
         environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
 
         assert done.returncode == 2
         assert "--tokenizer DIR" in done.stderr
@@ -166,7 +184,18 @@ class TestExitCodes:
         """While one build holds the directory another one gives way with exit 75 and changes nothing."""
         with Storage().lock(tmp_path / "d"):
             result = subprocess.run(
-                [sys.executable, "-m", "chatmask", "build", "--spec", "ling-3.0-thinking", "--demo", str(RAW), "--out", str(tmp_path / "d")],
+                [
+                    sys.executable,
+                    "-m",
+                    "chatmask",
+                    "build",
+                    "--spec",
+                    "ling-3.0-thinking",
+                    "--demo",
+                    str(RAW),
+                    "--out",
+                    str(tmp_path / "d"),
+                ],
                 capture_output=True,
                 text=True,
             )
@@ -182,7 +211,9 @@ class TestSameBytes:
         one = chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "1", demo=True)
         trees = [tree(one.dataset)]
         for workers in (2, 3):
-            trees.append(tree(chatmask.build(RAW, "ling-3.0-thinking", tmp_path / str(workers), demo=True, workers=workers).dataset))
+            trees.append(
+                tree(chatmask.build(RAW, "ling-3.0-thinking", tmp_path / str(workers), demo=True, workers=workers).dataset)
+            )
         script = (
             "import sys, chatmask; from chatmask import pipeline; pipeline.MIN_CHUNK = 8000;"
             "chatmask.build(sys.argv[1], 'ling-3.0-thinking', sys.argv[2], demo=True)"
@@ -293,6 +324,10 @@ class TestDataset:
 
     def test_manifest_holds_no_host_time_or_output_path(self, tmp_path: Path) -> None:
         """Nothing in the manifest depends on where, when or by how many workers it was built."""
-        text = chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "somewhere", demo=True).dataset.joinpath("manifest.json").read_text()
+        text = (
+            chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "somewhere", demo=True)
+            .dataset.joinpath("manifest.json")
+            .read_text()
+        )
         assert "somewhere" not in text
         assert not {"seconds", "time", "host", "workers"} & set(json.loads(text))

@@ -84,7 +84,10 @@ def test_a_harmless_edit_does_not_drift(tmp_path: Path) -> None:
 def test_random_damage_to_snapshots_is_caught_with_its_class() -> None:
     """500 random single changes of snapshots (an id, a mask bit, a length, a span, a hash, the text) are all caught by class."""
     rng = random.Random(5)
-    kept = {name: {p.stem: json.loads(p.read_text()) for p in (specs_dir() / "snapshots" / name).glob("*.json")} for name in list_specs()}
+    kept = {
+        name: {p.stem: json.loads(p.read_text()) for p in (specs_dir() / "snapshots" / name).glob("*.json")}
+        for name in list_specs()
+    }
     parsers = {name: snapshots._compile(chatmask.load_spec(name), None)[0] for name in kept}
     now = {(n, c): snapshots.take(parsers[n], c, s["conversation"]) for n, cases in kept.items() for c, s in cases.items()}
     trained = [key for key in now if "refused" not in now[key]]

@@ -276,7 +276,7 @@ def test_a_named_file_that_is_no_file_is_refused(built: Path, kind: str) -> None
     [
         (lambda path: None, "no such directory"),
         (lambda path: path.write_bytes(b"1"), "not a directory"),
-        (lambda path: path.mkdir(), r"unfinished: no manifest\.json"),
+        (lambda path: path.mkdir(), r"not a finished chatmask dataset"),
         (lambda path: (path.mkdir(), (path / "manifest.json").write_bytes(b"{")), "changed or cut"),
         (lambda path: (path.mkdir(), (path / "manifest.json").write_bytes(b"[" * 99_999)), "changed or cut"),
         (lambda path: (path.mkdir(), (path / "manifest.json").write_bytes(b"\xff")), "changed or cut"),

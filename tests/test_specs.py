@@ -91,7 +91,11 @@ def test_extends_merges_fields_and_not_names(tmp_path: Path) -> None:
 def test_set_overrides_like_a_file(tmp_path: Path) -> None:
     """`--set` reaches every field with the rules and errors of a file."""
     assert load_spec("ling-3.0", ["thinking.strip=true"]).thinking.strip is True
-    for bad, says in (("thinking.strip=maybe", "thinking.strip"), ("nonsense", "KEY=VALUE"), ("trust_remote_code=true", "unknown field")):
+    for bad, says in (
+        ("thinking.strip=maybe", "thinking.strip"),
+        ("nonsense", "KEY=VALUE"),
+        ("trust_remote_code=true", "unknown field"),
+    ):
         with pytest.raises(chatmask.SpecError, match=says):
             load_spec("ling-3.0", [bad])
 
@@ -148,7 +152,9 @@ class TestCommands:
         good = CliRunner().invoke(main, ["specs", "probe", "ling-3.0-thinking", "--demo"])
         assert good.exit_code == 0
         assert "FAIL" not in good.stdout
-        bad = CliRunner().invoke(main, ["specs", "probe", "ling-3.0-thinking", "--demo", "--set", 'assistant.header="<role>ASSISTANT</role>"'])
+        bad = CliRunner().invoke(
+            main, ["specs", "probe", "ling-3.0-thinking", "--demo", "--set", 'assistant.header="<role>ASSISTANT</role>"']
+        )
         assert bad.exit_code == 2
         assert "FAIL" in bad.stdout
         assert r"found     '<role>ASSISTANT</role>\n<think>'" in bad.stdout

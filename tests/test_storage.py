@@ -75,7 +75,7 @@ def test_errors_name_path_bytes_and_keep_errno(tmp_path: Path) -> None:
         storage.write_atomic(tmp_path / "file", b"1234567")
 
     assert caught.value.errno == errno.ENOSPC
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 2
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

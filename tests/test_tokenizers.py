@@ -102,7 +102,11 @@ class TestControlTokens:
         assert "<tool_call>" not in control
         assert "<tool_call>" in control_tokens(tokenizer, TEMPLATE + "<tool_call>")
 
-    @given(st.lists(st.sampled_from(["<role>", "<think>", "<|role_end|>", "<tool_call>", " a", "\n", "\n\n", "é", "日", "12", "<|", "|>"])))
+    @given(
+        st.lists(
+            st.sampled_from(["<role>", "<think>", "<|role_end|>", "<tool_call>", " a", "\n", "\n\n", "é", "日", "12", "<|", "|>"])
+        )
+    )
     def test_pieces_give_the_ids_of_the_whole(self, encoder: Encoder, parts: list[str]) -> None:
         """Text cut at control tokens has the ids that the tokenizer gives the whole text, borders or none."""
         text = "".join(parts)

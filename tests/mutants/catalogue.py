@@ -42,15 +42,24 @@ MUTANTS = (
     Mutant("straddles not counted", _MASKING, "straddles += 1\n            first", "first"),
     Mutant("span starts one token late", _MASKING, 'emission.start, side="left"', 'emission.start, side="right"'),
     # turns
-    Mutant("header trained", _TURNS, "at - len(header), at, end, form", "at - len(header), at - len(header), end, form"),
+    Mutant(
+        "header trained",
+        _TURNS,
+        "return Turn(message, at - len(header), at, at,",
+        "return Turn(message, at - len(header), at - len(header), at,",
+    ),
+    Mutant(
+        "what follows the end token trained",
+        _TURNS,
+        '== "allow" else rendering.first_control',
+        '== "allow" else rendering.last_control',
+    ),
     Mutant(
         "history header forgotten", _TURNS, "for header in spec.assistant.headers:", "for header in (spec.assistant.header,):"
     ),
     Mutant("history taken for served", _TURNS, 'if header == spec.assistant.header else "history"', 'if header else "history"'),
-    Mutant("trailing text trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return stop, True"),
-    Mutant(
-        "trailing text never trained", _TURNS, "return (stop if assistant.supervise_trailing else end), True", "return end, True"
-    ),
+    Mutant("trailing text trained", _TURNS, "if spec.assistant.supervise_trailing:", "if True:"),
+    Mutant("trailing text never trained", _TURNS, "if spec.assistant.supervise_trailing:", "if False:"),
     Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
     Mutant("lost content not noticed", _TURNS, "and content.strip() not in emission", "and content is None"),
     Mutant("short header taken for the long one", _SPEC, "key=len, reverse=True", "key=len"),
@@ -60,12 +69,17 @@ MUTANTS = (
     Mutant("assistant text makes structure", _SHIELD, _FLAG, "self.quoted.append((literal, sampled))"),
     Mutant("any text makes markers", _SHIELD, _FLAG, "self.quoted.append((literal, literal in self.markers))"),
     Mutant("literals changed in user text", _SHIELD, _FLAG, "self.quoted.append((literal.strip('<'), False))"),
-    Mutant("keys not shielded", _SHIELD, "{self.text(key): self.value(item)", "{key: self.value(item)"),
+    Mutant(
+        "keys not shielded",
+        _SHIELD,
+        "{self.text(key) if isinstance(key, str) else key: self.value(item)",
+        "{key: self.value(item)",
+    ),
     Mutant("lists not shielded", _SHIELD, "return [self.value(item) for item in value]", "return value"),
     Mutant("positions not mapped back", _SHIELD, "return self.after[i] + position - self.before[i]", "return position"),
     Mutant("placeholders guessable", _SHIELD, 'while f"zq{number}q" in joined:', "while False:"),
     Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    if", "if"),
-    Mutant("keys not searched", _SHIELD, "into.extend(value)\n", "pass\n"),
+    Mutant("keys not searched", _SHIELD, "into.extend(key for key in value if isinstance(key, str))\n", "pass\n"),
     # the parser
     Mutant(
         "steering not noticed",
