@@ -222,7 +222,7 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
         raise RejectedRow(RejectReason.NO_ASSISTANT, f"none of the {len(messages)} messages is the assistant's")
     notes = dict(turns.notes)
     system = turns.owner.get("system")
-    if isinstance(system, (str, list)) and system:
+    if system is not None and system != "" and system != []:
         text = _content(system, "system", None)
         if messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": text})
@@ -238,6 +238,10 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
 
 def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> dict[str, Any]:
     sharegpt = "from" in item and item.get("role") is None
+    if item.get("from") is not None and item.get("role") is not None:
+        said = [roles.get(str(item[key]), item[key]) for key in ("role", "from")]
+        if said[0] != said[1] or item.get("value", item.get("content")) != item.get("content"):
+            raise RejectedRow(RejectReason.BAD_MESSAGE, "`role`/`content` and `from`/`value` differ", index)
     role = _role(item["from"] if sharegpt else item.get("role"), roles, index)
     given = item.get("value") if sharegpt and item.get("content") is None else item.get("content")
     if sharegpt and given != item.get("value", given):
@@ -392,6 +396,14 @@ def _call(call: Any, name: str, index: int) -> dict[str, Any]:
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` has no function name", index)
     arguments = function.get("arguments")
+    outer = call.get("arguments") if function is not call else None
+    if outer is not None:
+        if arguments is not None and arguments != outer:
+            raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` has arguments twice, and they differ", index)
+        arguments = outer
+    twice = [key for key in ("parameters", "args", "input", "kwargs") if arguments is not None and function.get(key) is not None]
+    if twice:
+        raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` has both `arguments` and `{twice[0]}`; keep one", index)
     if arguments is None:
         other = [key for key in ("parameters", "args", "input", "kwargs") if function.get(key) is not None]
         if other:

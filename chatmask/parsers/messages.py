@@ -8,6 +8,7 @@ from typing import Any
 
 from ..conversation import Conversation
 from ..errors import RejectedRow, RejectReason
+from ..records import loads
 from ..templates.spec import TemplateSpec
 from .thinking import check_option, reasoning_of, split_inline
 
@@ -46,7 +47,7 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
     """
     notes = dict(conversation.notes)
     messages = [
-        split_inline(message, i, spec.thinking) if message["role"] == "assistant" else message
+        split_inline(message, i, spec.thinking, spec.assistant.header) if message["role"] == "assistant" else message
         for i, message in enumerate(conversation.messages)
     ]
     if spec.thinking.strip:
@@ -100,10 +101,11 @@ def _object(text: str, index: int, number: int) -> dict[str, Any]:
     if not text.strip():
         return {}  # an empty string can only mean: no arguments
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = loads(text.encode("utf-8", "surrogatepass"))
+    except RejectedRow as error:
+        reason = RejectReason.BAD_TOOL_ARGUMENTS if error.reason is RejectReason.INVALID_JSON else error.reason
         raise RejectedRow(
-            RejectReason.BAD_TOOL_ARGUMENTS, f"tool_calls[{number}].function.arguments: not JSON ({error}): {text[:80]!r}", index
+            reason, f"tool_calls[{number}].function.arguments: {error.reason}: {error.detail}: {text[:80]!r}", index
         ) from None
     if not isinstance(value, dict):
         twice = " (encoded twice?)" if isinstance(value, str) else ""

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +19,13 @@ from ..conversation import Conversation, normalise
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
 from ..example import Span
 from ..masking import Emission, Mask, mask_tokens
-from ..templates.probe import AGENT, CHAT, TOOLS, Report, compile_probe
+from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
 from .messages import Prepared, prepare
-from .shielding import Shield, find_quoted
+from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, dropped_parts, keeps_reasoning, locate
 
@@ -119,14 +121,31 @@ class Parser:
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
         self.template.calibrate([(CHAT, None), (AGENT, TOOLS)], **self.variants[0].kwargs)
         self.control = control_tokens(tokenizer, self.template_text, named)
+        self.control.update(self._put_together(named))
         self.encoder = tokenizer.encoder(self.control)
         self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
         self.untouched = self.markers if spec.thinking.inline == "keep" else frozenset()
+        self.fragments = Fragments(self.control)
         self.null_content: str | None = ""
-        self.trigger: dict[str, str] = {}
+        self.renders_tools = True
+        self.trigger: dict[tuple[str, bool], str] = {}
         if check:
             for variant in self.variants:
                 compile_probe(self, variant).raise_if_failed()
+
+    def _put_together(self, named: Sequence[str]) -> dict[str, int]:
+        """Added tokens that the template writes in pieces (`'<|' + role + '|>'`): they stand in no constant, but in its renderings."""
+        texts = []
+        for messages, tools in ((CHAT, None), ([SYSTEM, *CHAT], None), (AGENT, TOOLS)):
+            for prompt in (False, True):
+                with suppress(TemplateError):
+                    kwargs = self.variants[0].kwargs
+                    texts.append(self.template.render(messages, tools, add_generation_prompt=prompt, **kwargs))
+        return {
+            token.content: token.id
+            for token in self.loaded.added.values()
+            if _looks_like_a_tag(token.content) and any(token.content in text for text in texts)
+        }
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -162,6 +181,8 @@ class Parser:
         shift = int(sample.prepared.added_system)
         borders = [border for emission in emissions for border in (emission.start, emission.end)]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
+        if oracle and not rendering.quoted and rendering.text != self._plain_text(sample):
+            raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
         if rendering.quoted and spec.special_in_content != "allow" and self.encoder.foreign_control_ids(ids, rendering.controls):
             raise RejectedRow(
                 RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
@@ -194,6 +215,14 @@ class Parser:
             "end_rewritten": sum(turn.end_rewritten for turn in sample.turns),
             "untrained_stops": sum(not turn.stopped for turn in sample.turns),
         }
+        spec, messages = sample.prepared.spec, sample.prepared.messages
+        if spec.thinking.mode == "on" and not spec.thinking.strip:
+            counts["turns_without_reasoning"] = sum(not reasoning_of(messages[turn.message]) for turn in sample.turns)
+        counts["empty_answers"] = sum(
+            not (reasoning_of(m) or m.get("tool_calls") or (m.get("content") or "").strip())
+            for m in messages
+            if m["role"] == "assistant"
+        )
         return {**sample.prepared.notes, **{name: n for name, n in counts.items() if n}}
 
     # --- rendering --------------------------------------------------------------------------------------------------------
@@ -207,21 +236,27 @@ class Parser:
             if prepared.added_system and error.message:
                 raise RejectedRow(error.reason, error.detail, error.message - 1) from None
             raise
+        except RecursionError:
+            raise RejectedRow(RejectReason.TOO_DEEP, "a value is nested too deeply to be rendered") from None
 
     def _sample(self, prepared: Prepared) -> _Sample:
         spec = prepared.spec
-        shield = None
+        shield, composable = None, False
         if spec.special_in_content != "allow":
-            shield = find_quoted(prepared.messages, prepared.tools, self.encoder.pattern, self.markers, self.untouched)
+            strings = strings_of(prepared.messages, prepared.tools)
+            shield = find_quoted(strings, self.encoder.pattern, self.markers, self.untouched)
+            composable = self.fragments.in_any(strings)
         shown = [shield.message(m) if shield else dict(m) for m in prepared.messages]
         tools = shield.value(prepared.tools) if shield else prepared.tools
         if shield and spec.special_in_content == "reject" and any(not kept for _, kept in shield.quoted):
             literal = next(text for text, kept in shield.quoted if not kept)
             raise RejectedRow(RejectReason.CONTROL_TEXT, f"content holds {literal!r}")
         try:
-            rendering = self._render(prepared, shield, shown, tools)
+            rendering = self._render(prepared, shield, shown, tools, composable)
         except TemplateError as error:
             raise RejectedRow(RejectReason.TEMPLATE_REFUSED, str(error)) from None
+        if not _encodable(rendering.text):
+            raise RejectedRow(RejectReason.LONE_SURROGATE, "the rendered text holds an unpaired surrogate")
         assistants = [i for i, m in enumerate(prepared.messages) if m["role"] == "assistant"]
         self._refuse_reasoning(prepared, rendering)
         stops = self._stops(spec)
@@ -232,12 +267,23 @@ class Parser:
         self._check_dropped(sample)
         return sample
 
-    def _render(self, prepared: Prepared, shield: Shield | None, shown: list[dict[str, Any]], tools: Any) -> Rendering:
+    def _render(
+        self, prepared: Prepared, shield: Shield | None, shown: list[dict[str, Any]], tools: Any, composable: bool
+    ) -> Rendering:
         kwargs = prepared.spec.kwargs
         traced = self.template.trace(shown, tools, **kwargs)
+        strings = self.template.trace(shown, tools, tagged=True, **kwargs).strings if composable else ()
         if shield is None:
-            return Rendering(traced.text, tuple(self.encoder.cut(traced.text)), traced.ranges(), traced.gaps())
+            found = self.encoder.cut(traced.text)
+            controls = _not_composed(found, strings)
+            composed = len(found) - len(controls)
+            return Rendering(traced.text, tuple(controls), traced.ranges(), traced.gaps(), composed)
         text, controls, at = shield.restore(traced.text, self.control)
+        own = [control for control in controls if control[0] not in shield.kept]
+        composed = len(own) - len(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
+        if composed:
+            whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
+            controls = [control for control in controls if control in whole or control[0] in shield.kept]
         if text != self.template.render(prepared.messages, prepared.tools, **kwargs):
             raise RejectedRow(
                 RejectReason.CONTENT_STEERS_TEMPLATE,
@@ -248,11 +294,12 @@ class Parser:
             i: [Gap(at(gap.before), at(gap.first), at(gap.last), at(gap.after)) for gap in found]
             for i, found in traced.gaps().items()
         }
-        return Rendering(text, tuple(controls), ranges, gaps, len(shield.quoted))
+        return Rendering(text, tuple(controls), ranges, gaps, len(shield.quoted) + composed, frozenset(shield.kept))
 
     def _stops(self, spec: TemplateSpec) -> Stops:
         ids = {end: self.control[end] for end in spec.assistant.ends if end in self.control}
-        return Stops(ids, self.control.get(spec.assistant.history_end or ""))
+        headers = {header: len(self.encoder.cut(header)) for header in spec.assistant.headers}
+        return Stops(ids, self.control.get(spec.assistant.history_end or ""), headers)
 
     def _with_stop(self, rendering: Rendering, turn: Turn, spec: TemplateSpec) -> tuple[Rendering, Turn]:
         """The text with the end-of-turn token that the template leaves out behind a last turn (`final_stop: add`)."""
@@ -285,6 +332,8 @@ class Parser:
         for i, message in enumerate(prepared.messages):
             if i in turns:
                 missing = dropped_parts(rendering, turns[i], message)
+                if "content" not in missing and message.get("tool_calls") and not self._shows(sample, i, UNLIKELY_CHANCE):
+                    missing.append("content")  # its few words stand in the call, not by themselves
                 called = bool(message.get("tool_calls"))
                 declared = {"content": "content" in allowed or (called and "content_with_tool_calls" in allowed)}
                 undeclared = [m for m in missing if not declared.get(m, "tool_calls" in allowed)]
@@ -303,18 +352,21 @@ class Parser:
                 )
         for tool in prepared.tools or ():
             name = (tool.get("function") or tool).get("name")
-            if isinstance(name, str) and name not in rendering.text and "tools" not in allowed:
+            if "tools" not in allowed and (not self.renders_tools or (isinstance(name, str) and name not in rendering.text)):
                 raise RejectedRow(RejectReason.TEMPLATE_DROPS_CONTENT, f"the rendering lacks the tool {name!r}")
         if dropped:
             prepared.notes["content_dropped"] = dropped
 
-    def _shows(self, sample: _Sample, message: int) -> bool:
-        """Is a context message's content in the text: in its own range, in the template's (system texts), or by its own marks."""
+    def _shows(self, sample: _Sample, message: int, short: int = 0) -> bool:
+        """Is a message's content in the text: in its own range, in the template's (system texts), or by its own marks.
+
+        A content of less than `short` characters must show by its marks: it may stand in the range by chance.
+        """
         rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
         if not isinstance(content, str) or not content.strip():
             return True
         content = content.strip()
-        if any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
+        if len(content) >= short and any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
             return True
         if content not in rendering.text:
             return False
@@ -324,8 +376,10 @@ class Parser:
         traced = self._tagged_trace(sample)
         mine = [(a, b) for owner, a, b in traced.strings if owner == message]
         if mine:
-            shown = "".join(traced.text[a:b] for a, b in mine)
             own = sample.shown[message]["content"].strip()
+            if short:
+                return any(traced.text[a:b].strip() == own for a, b in mine)
+            shown = "".join(traced.text[a:b] for a, b in mine)
             return own in shown or shown.strip() in own
         others = [(a, b) for owner, a, b in traced.strings]
         rest = "".join(
@@ -349,8 +403,8 @@ class Parser:
         """Which turns are rendered otherwise than served, from the final rendering alone.
 
         A turn's own emission and header are looked at; that an *earlier* turn's rewriting changed the context is told from when
-        the template rewrites (`trigger`, found by the probe): at a later user message, only turns that no user message parts
-        from the rewritten one saw its served form.
+        the template rewrites (`trigger`, found by the probe for turns with and without reasoning): where it does so at a later user
+        message, turns that no user message parts from the rewritten one saw its served form.
         """
         spec, messages = sample.prepared.spec, sample.prepared.messages
         close_id = self.control.get(spec.thinking.close or "")
@@ -364,9 +418,12 @@ class Parser:
             segment = turn.message
             if not keeps_reasoning(sample.rendering, turn, messages[turn.message], spec, close_id):
                 found[turn.message] = "emission"
-            elif turn.form == "history" or (changed and self.trigger.get(spec.thinking.mode) == "user"):
+            elif turn.form == "history" or changed:
                 found[turn.message] = "context"
-            changed = changed or found.get(turn.message) == "emission" or turn.form == "history"
+            own = found.get(turn.message) == "emission" or turn.form == "history"
+            changed = changed or (
+                own and self.trigger.get((spec.thinking.mode, bool(reasoning_of(messages[turn.message])))) == "user"
+            )
         return found
 
     def _emissions(self, sample: _Sample, rewritten: Mapping[int, str]) -> list[Emission]:
@@ -388,6 +445,10 @@ class Parser:
                 reason = "history_rewritten" if kind == "emission" else "context_rewritten"
             emissions.append(Emission(turn.message, turn.start, turn.end, reason))
         return emissions
+
+    def _plain_text(self, sample: _Sample) -> str:
+        text = self.template.render(sample.prepared.messages, sample.prepared.tools, **sample.prepared.spec.kwargs)
+        return text + sample.rendering.text[len(text) :] if sample.prepared.spec.assistant.final_stop == "add" else text
 
     # --- the oracle -------------------------------------------------------------------------------------------------------
 
@@ -434,6 +495,28 @@ class Parser:
                 detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
                 found.append(ParityBreak(turn.message - shift, "tokens", bool(same), detail))
         return tuple(found)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _looks_like_a_tag(literal: str) -> bool:
+    return len(literal) > 2 and not literal[0].isalnum() and not literal[-1].isalnum() and literal.strip() == literal
+
+
+def _not_composed(controls: list[Control], strings: Sequence[tuple[int, int, int]]) -> list[Control]:
+    """The control tokens of which the template wrote every character: those that overlap no input string."""
+    if not strings:
+        return controls
+    starts = sorted(start for _, start, end in strings if end > start)
+    ends = sorted(end for _, start, end in strings if end > start)
+    # a string overlaps [a, b) unless it ends by a or begins at b: count those that began before b and have not ended by a
+    return [c for c in controls if bisect.bisect_left(starts, c[1]) == bisect.bisect_right(ends, c[0])]
 
 
 def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:

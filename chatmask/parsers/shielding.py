@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class Shield:
         pattern: matches any control literal.
         markers: emission markers, whose ids assistant content keeps.
         untouched: literals that assistant content may show to the template (think tags under `inline: keep`).
-        nonce: begins every placeholder; occurs nowhere in the row.
+        nonce: begins every placeholder; 64 random bits, so that no row can hold or complete one.
         quoted: the literals taken out, in order; a placeholder holds an index into this list.
     """
 
@@ -33,6 +34,7 @@ class Shield:
     untouched: frozenset[str]
     nonce: str
     quoted: list[tuple[str, bool]] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
 
     def text(self, value: str, sampled: bool = False) -> str:
         """`value` with its control literals swapped; `sampled` for assistant content."""
@@ -73,8 +75,9 @@ class Shield:
 
         Returns:
             The final text, the control tokens in it (the template's own and kept emission markers), and a map from positions in
-            `text` to positions in the final text.
+            `text` to positions in the final text. `self.kept` then holds where the kept emission markers begin.
         """
+        self.kept = set()
         found = re.compile(f"{self.nonce}([0-9]+)z|{self.pattern.pattern}")
         pieces: list[str] = []
         controls: list[Control] = []
@@ -86,6 +89,8 @@ class Shield:
             literal, keep = self.quoted[int(match.group(1))] if match.group(1) else (match.group(), True)
             if keep:
                 controls.append((length, length + len(literal), control[literal]))
+            if keep and match.group(1):
+                self.kept.add(length)
             pieces.append(literal)
             length += len(literal)
             position = match.end()
@@ -107,22 +112,54 @@ class _Map:
 
 
 def find_quoted(
-    messages: Sequence[dict[str, Any]], tools: Any, pattern: re.Pattern[str], markers: frozenset[str], untouched: frozenset[str]
+    strings: Sequence[str], pattern: re.Pattern[str], markers: frozenset[str], untouched: frozenset[str]
 ) -> Shield | None:
-    """A Shield for the row when any of its strings quotes a control token, else None (the usual case)."""
+    """A Shield for a row when any of its strings quotes a control token, else None (the usual case)."""
+    if not any(map(pattern.search, strings)):
+        return None
+    return Shield(pattern, markers, untouched, f"q{secrets.token_hex(8)}q")
+
+
+def strings_of(messages: Sequence[dict[str, Any]], tools: Any) -> list[str]:
+    """Every string of a row, keys included; roles are structure and left out."""
     strings: list[str] = []
     for message in messages:
         for key, value in message.items():
             if key != "role":
                 _collect(value, strings)
     _collect(tools, strings)
-    if not any(map(pattern.search, strings)):
-        return None
-    joined = "\0".join(strings)
-    number = 0
-    while f"zq{number}q" in joined:
-        number += 1
-    return Shield(pattern, markers, untouched, f"zq{number}q")
+    return strings
+
+
+class Fragments:
+    """Finds strings with which a template could put a control token together: `'<' ~ key ~ '>'` makes one of the key `tool_call`.
+
+    Args:
+        literals: the control tokens' literals.
+    """
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        literals = [literal for literal in literals if len(literal) > 1]
+        self.inside = {literal[a:b] for literal in literals for a in range(len(literal)) for b in range(a + 1, len(literal) + 1)}
+        self.heads = {literal[:k] for literal in literals for k in range(1, len(literal))}
+        self.tails = {literal[k:] for literal in literals for k in range(1, len(literal))}
+        self.first = {literal[0] for literal in literals}
+        self.last = {literal[-1] for literal in literals}
+        self.longest = max(map(len, literals), default=0)
+
+    def in_any(self, strings: Iterable[str]) -> bool:
+        """Could any of the strings be a part of a control token that the template or another string completes?"""
+        return any(map(self._suspect, strings))
+
+    def _suspect(self, text: str) -> bool:
+        if not text:
+            return False
+        if len(text) < self.longest and text in self.inside:
+            return True
+        end, start = text[-self.longest :], text[: self.longest]
+        return (not self.first.isdisjoint(end) and any(end[k:] in self.heads for k in range(len(end)))) or (
+            not self.last.isdisjoint(start) and any(start[:k] in self.tails for k in range(1, len(start) + 1))
+        )
 
 
 def _collect(value: Any, into: list[str]) -> None:

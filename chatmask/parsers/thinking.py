@@ -14,10 +14,10 @@ def reasoning_of(message: dict[str, Any]) -> str:
     return value if value.strip() else ""
 
 
-def split_inline(message: dict[str, Any], index: int, thinking: Thinking) -> dict[str, Any]:
+def split_inline(message: dict[str, Any], index: int, thinking: Thinking, header: str) -> dict[str, Any]:
     """Move a leading think block of an assistant's content into `reasoning_content`.
 
-    Both `<think>reasoning</think>answer` and `reasoning</think>answer` (the generation prompt had opened the tag) are understood.
+    `<think>reasoning</think>answer` is understood always, `reasoning</think>answer` where the header opens the tag.
     One line break at each inner edge of the block and those before the answer belong to the tags.
 
     Raises:
@@ -45,6 +45,12 @@ def split_inline(message: dict[str, Any], index: int, thinking: Thinking) -> dic
         return message
     if not closed:
         return message
+    if not opened and not header.rstrip().endswith(opening):
+        raise RejectedRow(
+            RejectReason.INLINE_THINKING_UNCLEAR,
+            f"content: {closing!r} without {opening!r}, which this template's prompt does not open",
+            index,
+        )
     reasoning = before.removeprefix(opening).strip("\n")
     given = reasoning_of(message)
     if given and given.strip() != reasoning.strip():

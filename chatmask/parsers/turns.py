@@ -10,7 +10,7 @@ import bisect
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class Rendering:
         ranges: character ranges by message index.
         gaps: by message index, where its own strings stand; only for templates that structure alone does not show.
         quoted: number of control literals in content that became text or kept their id on purpose.
+        kept: where the latter begin (emission markers in assistant content).
     """
 
     text: str
@@ -37,6 +38,7 @@ class Rendering:
     ranges: Mapping[int, list[tuple[int, int]]]
     gaps: Mapping[int, list[Gap]]
     quoted: int = 0
+    kept: frozenset[int] = frozenset()
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -57,6 +59,10 @@ class Rendering:
     def controls_from(self, position: int) -> Iterator[Control]:
         """The control tokens that begin at or after a position."""
         return itertools.islice(self.controls, bisect.bisect_left(self.controls, (position, -1, -1)), None)
+
+    def count_controls(self, start: int, stop: int) -> int:
+        """How many control tokens begin in [start, stop)."""
+        return bisect.bisect_left(self.controls, (stop, -1, -1)) - bisect.bisect_left(self.controls, (start, -1, -1))
 
     def first_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
         """The first control token with one of these ids that begins in [start, stop)."""
@@ -102,10 +108,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Stops:
-    """Ids by which turns end: the spec's end-of-turn literals that are control tokens, and the id that replaces them in history."""
+    """Ids by which turns end: the spec's end-of-turn literals that are control tokens, and the id that replaces them in history;
+    and how many control tokens each header has, so that a header quoted in content is not taken for one."""
 
     ids: Mapping[str, int]
     history: int | None = None
+    in_headers: Mapping[str, int] = field(default_factory=dict)
 
 
 def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops) -> Turn:
@@ -126,7 +134,7 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops)
         raise RejectedRow(RejectReason.NO_ASSISTANT_SPAN, "the template writes nothing for this message", message)
     for start, stop in ranges:
         for header in spec.assistant.headers:
-            at = _header_end(rendering, header, start, stop)
+            at = _header_end(rendering, header, start, stop, stops.in_headers.get(header, 0))
             if at is not None:
                 return _ended(rendering, _turn(message, header, at, spec), spec, stops, at, stop)
     for gap in gaps:
@@ -150,7 +158,7 @@ def _turn(message: int, header: str, at: int, spec: TemplateSpec) -> Turn:
     return Turn(message, at - len(header), at, at, "served" if header == spec.assistant.header else "history")
 
 
-def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int | None:
+def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
     """Where the header ends, if it stands at the boundary `start`: behind it (usual; white space may part messages), before it
     (Yi: the user's turn writes it), or across it."""
     text = rendering.text
@@ -158,7 +166,8 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int) -> int
     candidates: list[int] = [start + len(header), start + blank + len(header), *range(start, start + len(header))]
     for at in candidates:
         if at <= stop and at >= len(header) and text.startswith(header, at - len(header)):
-            return at
+            if rendering.count_controls(at - len(header), at) == controls:
+                return at
     return None
 
 
@@ -235,8 +244,11 @@ def keeps_reasoning(
         return True
     stop = turn.end
     if close_id is not None:
-        i = bisect.bisect_left(rendering.controls, (turn.start, -1, -1))
-        closes = (start for start, _, identity in rendering.controls[i:] if start >= turn.end or identity == close_id)
+        closes = (
+            start
+            for start, _, identity in rendering.controls_from(turn.start)
+            if start >= turn.end or (identity == close_id and start not in rendering.kept)
+        )
         stop = next(closes, turn.end)
         if stop >= turn.end:
             return False
@@ -248,13 +260,23 @@ def keeps_reasoning(
 
 
 def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) -> list[str]:
-    """Names of the fields of an assistant message (content, tool calls) that its emission does not show."""
+    """Names of the fields of an assistant message (content, tool calls) that its emission does not show.
+
+    Calls are looked for in what is left of the emission without reasoning and content, which may name them in words.
+    """
     emission = rendering.text[turn.start : turn.end]
     missing = []
     content = message.get("content")
-    if isinstance(content, str) and content.strip() not in emission:
+    content = content.strip() if isinstance(content, str) else ""
+    if content not in emission:
         missing.append("content")
-    for n, call in enumerate(message.get("tool_calls") or ()):
+    calls = message.get("tool_calls") or ()
+    if not calls:
+        return missing
+    for text in (str(message.get("reasoning_content") or "").strip(), content):
+        before, found, after = emission.partition(text) if text else (emission, "", "")
+        emission = f"{before}\n{after}" if found else emission
+    for n, call in enumerate(calls):
         function = call["function"]
         if function["name"] not in emission:
             missing.append(f"tool_calls[{n}].function.name")
@@ -263,11 +285,22 @@ def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) 
             missing += [
                 f"tool_calls[{n}].function.arguments.{key}"
                 for key, value in arguments.items()
-                if not _shown(key, emission) or (isinstance(value, str) and not _shown(value, emission))
+                if not _shown(str(key), emission) or not _value_shown(value, emission)
             ]
         elif isinstance(arguments, str) and not _shown(arguments, emission):
             missing.append(f"tool_calls[{n}].function.arguments")
     return missing
+
+
+def _value_shown(value: Any, text: str) -> bool:
+    """Is an argument's value in the text: strings as `_shown`, numbers, booleans and null in JSON's or Python's spelling."""
+    if isinstance(value, str):
+        return _shown(value, text)
+    if isinstance(value, dict):
+        return all(_shown(str(key), text) and _value_shown(item, text) for key, item in value.items())
+    if isinstance(value, list):
+        return all(_value_shown(item, text) for item in value)
+    return json.dumps(value) in text or str(value) in text
 
 
 def _shown(value: str, text: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..conversation import Conversation
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
 from ..tokenizers import control_tokens, matcher
+from .environment import variables
 from .spec import TemplateSpec
 from .tracing import ChatTemplate
 
@@ -93,6 +94,9 @@ AGENT = [
 ]
 
 
+SYSTEM = {"role": "system", "content": "Probe system."}
+
+
 def _chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
     return Conversation(list(messages), TOOLS if tools else None, (None,) * len(messages), {})
 
@@ -130,6 +134,10 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     if sample is None:
         return report()
     _history(parser, spec, findings, sample, thinks)
+    _edges(parser, spec, findings, _thoughtless(two))
+    unknown = sorted(set(spec.kwargs) - variables(parser.template.source))
+    found = f"{', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} read nowhere" if unknown else "read"
+    findings.append(Finding("the template reads every kwarg", "read", found, not unknown))
     _try(
         findings,
         parser,
@@ -142,15 +150,14 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         _user("Probe question one?"), _assistant("", why, call=True), {"role": "tool", "content": "Probe result.", "tool_call_id": "call00001", "name": "probe_tool"},
         _assistant("Probe answer two.", why), tools=True,
     )  # fmt: skip
+    parser.renders_tools = _renders_tools(parser, spec, plain)
     parser.null_content = _null_content(parser, spec, called)
     tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
     if tools is not None:
         _results_untrained(findings, tools)
         _markers(parser, spec, called)
-        _trigger(parser, spec, sample, tools)
         _never_none(parser, spec, findings, _with_null(called))
-    else:
-        _trigger(parser, spec, sample, None)
+    _triggers(parser, spec, called, two)
     chats = [plain, two]
     if tools is not None:
         # agent steps, then another question: the point at which templates forget what the steps thought
@@ -236,8 +243,9 @@ def _prompt(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> bool
         findings.append(Finding("the template renders a user message", "text", str(error), False))
         return False
     header = spec.assistant.header
-    # a template may write the header behind the user's message in any case (Yi); then the prompt adds less than the header
-    ok = served.endswith(header) and len(found) <= len(header)
+    before = parser.template.render([question], None, **spec.kwargs)
+    # where the template writes the header behind every question (Yi), the prompt adds nothing and the header is a part of that text
+    ok = found == header or (served == before and bool(header.strip()) and found.endswith(header))
     near = "" if ok else _nearest(header, served)
     findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(found) + near, ok))
     return ok
@@ -281,6 +289,9 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         found = "dropped" if rewritten.get(first.message) == "emission" else "kept"
         claim = "reasoning of earlier turns (thinking.in_history)"
         findings.append(Finding(claim, spec.thinking.in_history, found, found == spec.thinking.in_history))
+        last = "kept" if sample.turns[-1].message not in rewritten else "lost"
+        claim = "the last turn keeps its reasoning between the tags"
+        findings.append(Finding(claim, f"kept, between {spec.thinking.open} and {spec.thinking.close}", last, last == "kept"))
     if spec.assistant.history_header is not None:
         forms = [turn.form for turn in sample.turns]
         findings.append(
@@ -291,6 +302,41 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
                 forms[0] == "history",
             )
         )
+
+
+def _edges(parser: Parser, spec: TemplateSpec, findings: list[Finding], chat: Conversation) -> None:
+    """What stands in an emission around a plain answer: behind it only the end token, before it what the served turn has too."""
+    try:
+        sample = _sample(parser, spec, chat)
+    except RejectedRow:
+        return  # shown by the other claims
+    parts = []
+    for turn, message in zip(sample.turns, sample.prepared.messages[1::2], strict=True):
+        before, _, behind = sample.rendering.text[turn.start : turn.end].partition(message["content"])
+        parts.append((before, behind))
+    trailing = (spec.assistant.trailing or "") if spec.assistant.supervise_trailing else ""
+    ends = {"", *(end + trailing for end in spec.assistant.ends)}
+    odd = next((behind for _, behind in parts if behind.strip() not in {end.strip() for end in ends}), None)
+    claim = "only the end of turn stands behind an answer in the trained span"
+    findings.append(
+        Finding(claim, " or ".join(repr(end) for end in sorted(ends) if end) or "nothing", repr(odd or parts[-1][1]), odd is None)
+    )
+    early, late = parts[0][0], parts[-1][0]
+    tags = [tag for tag in (spec.thinking.open, spec.thinking.close) if tag and tag in early + late]
+    if spec.thinking.mode in ("off", "none"):
+        claim, ok = "nothing but the header stands before an answer", early == late and not tags
+    else:
+        claim, ok = "what stands before an answer is the same in history, or left out", early in ("", late)
+    findings.append(Finding(claim, "as served, or nothing", f"{early!r} in history, {late!r} in the last turn", ok))
+
+
+def _renders_tools(parser: Parser, spec: TemplateSpec, plain: Conversation) -> bool:
+    """Does the template show the tools that it is given?"""
+    messages = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in plain.messages]
+    try:
+        return TOOLS[0]["function"]["name"] in parser.template.render(messages, TOOLS, **spec.kwargs)  # type: ignore[index]
+    except TemplateError:
+        return False
 
 
 def _with_null(called: Conversation) -> Conversation:
@@ -348,17 +394,28 @@ def _markers(parser: Parser, spec: TemplateSpec, called: Conversation) -> None:
     parser.markers = parser.markers | frozenset(inside - outside - structure)
 
 
-def _trigger(parser: Parser, spec: TemplateSpec, chat: Any, tools: Any) -> None:
-    """When does the template rewrite an earlier turn: at any later message, or only at a later user message?"""
+def _triggers(parser: Parser, spec: TemplateSpec, called: Conversation, two: Conversation) -> None:
+    """When does the template rewrite an earlier turn: at any later message, or only at a later user message? It may differ for
+    turns with reasoning and without."""
 
-    def first_is_rewritten(sample: Any) -> bool:
+    def first_is_rewritten(conversation: Conversation) -> bool:
+        try:
+            sample = _sample(parser, spec, conversation)
+        except RejectedRow:
+            return False
         turn = sample.turns[0]
         return turn.form == "history" or parser._rewritten(sample).get(turn.message) == "emission"
 
-    if tools is not None and first_is_rewritten(tools):
-        parser.trigger[spec.thinking.mode] = "any"
-    else:
-        parser.trigger[spec.thinking.mode] = "user" if first_is_rewritten(chat) else "none"
+    for thinks in (True, False) if spec.thinking.mode == "on" else (False,):
+        chain, chat = (conversation if thinks else _thoughtless(conversation) for conversation in (called, two))
+        late = "user" if first_is_rewritten(chat) else "none"
+        parser.trigger[spec.thinking.mode, thinks] = "any" if first_is_rewritten(chain) else late
+
+
+def _thoughtless(conversation: Conversation) -> Conversation:
+    """The conversation without reasoning."""
+    messages = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in conversation.messages]
+    return Conversation(messages, conversation.tools, conversation.flags, {})
 
 
 def _stability(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversations: list[Conversation]) -> None:

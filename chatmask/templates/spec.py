@@ -119,8 +119,8 @@ class TemplateSpec(_Strict):
     thinking: Thinking = Thinking.model_validate({})
     off: dict[str, Any] | None = Field(None, description="mode auto: fields that change for a sample without reasoning")
     tool_arguments: Literal["dict", "json"] = Field("dict", description="form in which the template wants tool arguments")
-    drops: list[Literal["content_with_tool_calls", "content", "reasoning", "tool_calls", "system", "user", "tool"]] = Field(
-        default_factory=list, description="what the template is known to leave out"
+    drops: list[Literal["content_with_tool_calls", "content", "reasoning", "tool_calls", "system", "user", "tool", "tools"]] = (
+        Field(default_factory=list, description="what the template is known to leave out")
     )
     prefix_stable: bool = Field(True, description="every served prompt is a prefix of the training text")
     rewritten: Rewritten = Rewritten(context="train", emission="mask")

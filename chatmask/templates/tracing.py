@@ -355,7 +355,10 @@ def _tagged(value: Any, owner: int) -> Any:
     if isinstance(value, str):
         return _tag(value, owner)
     if isinstance(value, dict):
-        copy = _TaggedDict((key, item if key == "role" else _tagged(item, owner)) for key, item in value.items())
+        copy = _TaggedDict(
+            (_tag(key, owner) if isinstance(key, str) else key, item if key == "role" else _tagged(item, owner))
+            for key, item in value.items()
+        )
         copy.owner = owner
         return copy
     if isinstance(value, list):
@@ -369,7 +372,7 @@ def _untagged(value: Any) -> Any:
     if isinstance(value, MarkedText):
         return str.__str__(value)
     if isinstance(value, dict):
-        return {key: _untagged(item) for key, item in value.items()}
+        return {_untagged(key): _untagged(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_untagged(item) for item in value]
     return value
