@@ -165,9 +165,9 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int, contro
     blank = len(text[start:stop]) - len(text[start:stop].lstrip())
     candidates: list[int] = [start + len(header), start + blank + len(header), *range(start, start + len(header))]
     for at in candidates:
-        if at <= stop and at >= len(header) and text.startswith(header, at - len(header)):
-            if rendering.count_controls(at - len(header), at) == controls:
-                return at
+        begin = at - len(header)
+        if begin >= 0 and at <= stop and text.startswith(header, begin) and rendering.count_controls(begin, at) == controls:
+            return at
     return None
 
 
@@ -262,7 +262,7 @@ def keeps_reasoning(
 def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) -> list[str]:
     """Names of the fields of an assistant message (content, tool calls) that its emission does not show.
 
-    Calls are looked for in what is left of the emission without reasoning and content, which may name them in words.
+    A call's name must stand there more often than reasoning and content mention it in words.
     """
     emission = rendering.text[turn.start : turn.end]
     missing = []
@@ -273,12 +273,11 @@ def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) 
     calls = message.get("tool_calls") or ()
     if not calls:
         return missing
-    for text in (str(message.get("reasoning_content") or "").strip(), content):
-        before, found, after = emission.partition(text) if text else (emission, "", "")
-        emission = f"{before}\n{after}" if found else emission
+    reasoning = str(message.get("reasoning_content") or "").strip()
+    words = f"{reasoning}\n{content}" if reasoning in emission else content
     for n, call in enumerate(calls):
         function = call["function"]
-        if function["name"] not in emission:
+        if emission.count(function["name"]) <= words.count(function["name"]):
             missing.append(f"tool_calls[{n}].function.name")
         arguments = function.get("arguments")
         if isinstance(arguments, dict):

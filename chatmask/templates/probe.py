@@ -157,6 +157,8 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         _results_untrained(findings, tools)
         _markers(parser, spec, called)
         _never_none(parser, spec, findings, _with_null(called))
+    else:
+        _other_form(parser, spec, findings, called)
     _triggers(parser, spec, called, two)
     chats = [plain, two]
     if tools is not None:
@@ -354,6 +356,16 @@ def _null_content(parser: Parser, spec: TemplateSpec, called: Conversation) -> s
         return ""
     turn = sample.turns[0]
     return "" if "None" in sample.rendering.text[turn.start : turn.end] else None
+
+
+def _other_form(parser: Parser, spec: TemplateSpec, findings: list[Finding], called: Conversation) -> None:
+    """A template that takes no tool calls in the declared form, but does in the other one, makes the declaration wrong."""
+    other = "json" if spec.tool_arguments == "dict" else "dict"
+    try:
+        _sample(parser, spec.model_copy(update={"tool_arguments": other}), called)
+    except RejectedRow:
+        return
+    findings.append(Finding("tool_arguments is the form that the template takes", spec.tool_arguments, other, False))
 
 
 def _results_untrained(findings: list[Finding], sample: Any) -> None:

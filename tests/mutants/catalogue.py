@@ -26,7 +26,7 @@ _MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding
 _PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
 _TRACING, _SPEC = "templates/tracing.py", "templates/spec.py"
 _SET = "mask[first:last] = 1"
-_FIND = 'if spec.special_in_content != "allow":\n            shield = find_quoted('
+_FIND = "            shield = find_quoted(strings, "
 _FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
 
 MUTANTS = (
@@ -61,10 +61,10 @@ MUTANTS = (
     Mutant("trailing text trained", _TURNS, "if spec.assistant.supervise_trailing:", "if True:"),
     Mutant("trailing text never trained", _TURNS, "if spec.assistant.supervise_trailing:", "if False:"),
     Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
-    Mutant("lost content not noticed", _TURNS, "and content.strip() not in emission", "and content is None"),
+    Mutant("lost content not noticed", _TURNS, "if content not in emission:", "if False:"),
     Mutant("short header taken for the long one", _SPEC, "key=len, reverse=True", "key=len"),
     # shielding
-    Mutant("shield skipped", _PARSER, _FIND, "if False:\n            shield = find_quoted("),
+    Mutant("shield skipped", _PARSER, _FIND, "            shield = None and find_quoted(strings, "),
     Mutant("markers lose their ids", _SHIELD, _FLAG, "self.quoted.append((literal, False))"),
     Mutant("assistant text makes structure", _SHIELD, _FLAG, "self.quoted.append((literal, sampled))"),
     Mutant("any text makes markers", _SHIELD, _FLAG, "self.quoted.append((literal, literal in self.markers))"),
@@ -77,8 +77,14 @@ MUTANTS = (
     ),
     Mutant("lists not shielded", _SHIELD, "return [self.value(item) for item in value]", "return value"),
     Mutant("positions not mapped back", _SHIELD, "return self.after[i] + position - self.before[i]", "return position"),
-    Mutant("placeholders guessable", _SHIELD, 'while f"zq{number}q" in joined:', "while False:"),
-    Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    if", "if"),
+    Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    return", "return"),
+    Mutant("composed control tokens live", _PARSER, "composable = self.fragments.in_any(strings)", "composable = False"),
+    Mutant(
+        "call named in words taken for a call",
+        _TURNS,
+        'emission.count(function["name"]) <= words',
+        'emission.count(function["name"]) < words',
+    ),
     Mutant("keys not searched", _SHIELD, "into.extend(key for key in value if isinstance(key, str))\n", "pass\n"),
     # the parser
     Mutant(
@@ -95,8 +101,8 @@ MUTANTS = (
     Mutant(
         "rewriting not predicted",
         _PARSER,
-        'elif turn.form == "history" or (changed and',
-        'elif turn.form == "history" or (False and',
+        'elif turn.form == "history" or changed:',
+        'elif turn.form == "history":',
     ),
     Mutant("indices count the added system text", _PARSER, "Span(s.message - shift", "Span(s.message"),
     Mutant(

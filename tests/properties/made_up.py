@@ -72,7 +72,7 @@ def check_argument_forms() -> None:
     """A template that wants arguments as JSON text gets text, one that wants an object gets an object, whatever the data holds."""
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ ('text ' if c.function.arguments is string else 'object ') ~ c.function.arguments }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{{ c.function.name ~ (' text ' if c.function.arguments is string else ' object ') ~ c.function.arguments }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     )
     for form, shown in (("json", 'text {"a": "b"}'), ("dict", "object {'a': 'b'}")):
         parser = made_up(template, tool_arguments=form)
@@ -81,4 +81,4 @@ def check_argument_forms() -> None:
             example = parser.parse(
                 {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "f: ", "tool_calls": [call]}]}
             )
-            assert parser.loaded.decode(supervised(example)[0]) == f"f: {shown}<|im_end|>"
+            assert parser.loaded.decode(supervised(example)[0]) == f"f: f {shown}<|im_end|>"
