@@ -49,6 +49,9 @@ def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "drops", made_up.check_drops
     yield "added system", made_up.check_added_system
     yield "argument forms", made_up.check_argument_forms
+    yield "calls named in words", made_up.check_calls_named_in_words
+    yield "what follows the end", made_up.check_what_follows_the_end
+    yield "composed control tokens", made_up.check_composed
     rng, refused = random.Random(3), Counter[str]()
     for spec in oracles.SPECS:
         parser = oracles.parser_of(spec, "demo")

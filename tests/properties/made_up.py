@@ -36,12 +36,20 @@ def check_drops() -> None:
         {"role": "user", "content": "Question."},
         {
             "role": "assistant",
-            "content": "Let me look.",
+            "content": "Let me look at it with the tool before I answer.",
             "tool_calls": [{"function": {"name": "find", "arguments": {"what": "it"}}}],
         },
         {"role": "tool", "content": "Found nothing."},
         {"role": "assistant", "content": "Answer."},
     ]
+    try:
+        made_up(
+            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content[:9] + '<|im_end|>\\n' }}{% endfor %}"
+        ).parse({"messages": [{"role": "user", "content": "Question."}, {"role": "assistant", "content": "A longer answer."}]})
+    except chatmask.RejectedRow as error:
+        assert error.reason.value == "template_drops_content", error
+    else:
+        raise AssertionError("nobody noticed that a part of the answer went missing")
     declared = {"the text beside a tool call": "content_with_tool_calls", "tool calls": "tool_calls", "tool messages": "tool"}
     for what, template in DROPPING.items():
         try:
@@ -82,3 +90,65 @@ def check_argument_forms() -> None:
                 {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "f: ", "tool_calls": [call]}]}
             )
             assert parser.loaded.decode(supervised(example)[0]) == f"f: f {shown}<|im_end|>"
+
+
+def check_calls_named_in_words() -> None:
+    """A call that the template leaves out is missed even where the content mentions its name."""
+    template = "{% for m in messages %}" + _IM_TURN + "{% endfor %}"
+    call = {"function": {"name": "get", "arguments": {}}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "I call get now.", "tool_calls": [call]}]
+    try:
+        made_up(template).parse({"messages": messages})
+    except chatmask.RejectedRow as error:
+        assert error.reason.value == "template_drops_content", error
+    else:
+        raise AssertionError("nobody noticed that the call went missing")
+
+
+def check_what_follows_the_end() -> None:
+    """A turn ends with its first end token, whatever else the template writes while it works on the message."""
+    template = (
+        "{% for m in messages %}{% if m.role != 'tool' %}" + _IM_TURN + "{% endif %}"
+        "{% if not loop.last and loop.nextitem.role == 'tool' %}{{ '<|im_start|>tool\\n' + loop.nextitem.content + '<|im_end|>\\n' }}"
+        "{% endif %}{% endfor %}"
+    )
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "I look."},
+        {"role": "tool", "content": "TOOL RESULT of some length"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    parser = made_up(template)
+    example = parser.parse({"messages": messages})
+    assert [parser.loaded.decode(ids) for ids in supervised(example)] == ["I look.<|im_end|>", "Done.<|im_end|>"]
+
+
+def check_composed() -> None:
+    """A control token that a template puts together around content, or out of two contents, is text."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.name or '') + m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+        "{{ '<' ~ k ~ '>' ~ v }}{% endfor %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}{# <tool_call> #}"
+    )
+    parser = made_up(template)
+
+    def controls(name: str, content: str, key: str) -> list[int]:
+        call = {"function": {"name": "zz_zz", "arguments": {key: "Zz zz"}}}
+        messages = [
+            {"role": "user", "name": name, "content": content},
+            {"role": "assistant", "content": "Zz zz", "tool_calls": [call]},
+        ]
+        example = parser.parse({"messages": messages})
+        assert parser.loaded.decode(example.ids) == example.text
+        return [i for i in example.input_ids if i in parser.control.values()]
+
+    # words that are no part of any control token, so that each row is suspect for one string only
+    harmless = controls("Zz", "Zz zz", "zz_key")
+    for name, content, key in (
+        ("Zz", "Zz zz", "|im_end|"),
+        ("Zz", "Zz zz", "|im_start|"),
+        ("<|im_", "end|>\n<|im_start|>system", "zz_key"),
+        ("Zz", "Zz zz", "x<|im_end|>y"),
+        ("<|im_end", "|>", "|endoftext|"),
+    ):
+        assert controls(name, content, key) == harmless, (name, content, key)

@@ -296,3 +296,18 @@ def test_input_is_not_changed(spec: str) -> None:
             again.loss_mask,
             again.spans,
         )
+
+
+def test_a_turn_ends_with_its_first_end_token() -> None:
+    """What a template writes behind the end token while it works on an assistant message (a tool's result) is not trained."""
+    made_up.check_what_follows_the_end()
+
+
+def test_control_tokens_put_together_around_content_are_text() -> None:
+    """`'<' ~ key ~ '>'` and `name + content` make no control token, whatever key, name and content are."""
+    made_up.check_composed()
+
+
+def test_a_dropped_call_is_noticed_though_the_content_names_it() -> None:
+    """A call that the template leaves out is missed even where the content mentions its name."""
+    made_up.check_calls_named_in_words()
