@@ -78,7 +78,7 @@ def inspect_rows(
 
 
 def to_json(item: Inspected) -> dict[str, Any]:
-    """The object that `inspect --format json` prints for a row (DESIGN section 8), or for a rejected line."""
+    """The object that `inspect --format json` prints for a row (docs/data.md), or for a rejected line."""
     head: dict[str, Any] = {"row": item.row, "source": {"file": item.file, "line": item.line}}
     if item.reject is not None:
         reject = {"reason": item.reject.reason, "detail": item.reject.detail, "message": item.reject.message}

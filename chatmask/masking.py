@@ -1,6 +1,6 @@
 """Character spans and token positions -> loss mask. The one place where a 1 is written.
 
-Rules (DESIGN section 3): a target token lies wholly inside an emission; one that straddles the start of a span is not trained and
+Rules (docs/rules.md): a target token lies wholly inside an emission; one that straddles the start of a span is not trained and
 is counted; `loss_mask[k] == 1` says that token k itself is a target (shifting is `load`'s business).
 """
 

@@ -14,7 +14,7 @@ HEAD = """# Command line
 
 Made by `make docs` from `--help`; CI fails when it is stale.
 
-Exit codes: 0 done; 1 a check failed (drift, zero supervision, parity, verify); 2 wrong usage or a bad spec, tokenizer or input;
+Exit codes: 0 done; 1 a check failed (drift, zero supervision, parity, verify); 2 wrong usage, or a spec, tokenizer, input or output that cannot be used;
 3 rejected rows above the limit; 75 another build holds the directory. `--json` prints one JSON object as the last line of
 standard output; everything else then goes to standard error.
 """

@@ -91,7 +91,7 @@ class Thinking(_Strict):
 
 
 class Rewritten(_Strict):
-    """What to do with a turn that the template renders otherwise than it was served (DESIGN section 3)."""
+    """What to do with a turn that the template renders otherwise than it was served (docs/rules.md)."""
 
     context: Treatment = Field("train", description="the turn is whole, what precedes it differs from the served prompt")
     emission: Treatment = Field("mask", description="a part of the turn itself is gone")
