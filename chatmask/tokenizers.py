@@ -14,8 +14,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +106,7 @@ class Tokenizer:
         """The transformers tokenizer (imports transformers)."""
         if not isinstance(self.source, (str, Path)):
             return self.source
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing, which is no news here
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(str(self.source))
+        loaded = _auto_tokenizer(str(self.source))
         if self.demo:
             loaded.chat_template = self.chat_template
         return loaded
@@ -171,7 +170,50 @@ def _from_directory(folder: Path, name: str) -> Tokenizer:
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str) and value:
             special[key] = value
-    return Tokenizer(data, _default_template(template, name), special, name, source=str(folder))
+    loaded = Tokenizer(data, _default_template(template, name), special, name, source=str(folder))
+    if config.get("tokenizer_class") not in _PLAIN_CLASSES:
+        _compare_with_auto(loaded, folder, config)
+    return loaded
+
+
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these load tokenizer.json as it is
+
+
+def _auto_tokenizer(source: str) -> Any:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing, which is no news here
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _compare_with_auto(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> None:
+    """Refuse a folder that `AutoTokenizer` reads otherwise than its own tokenizer.json says.
+
+    With some values of `tokenizer_class` transformers builds a pre-tokenizer of its own (DeepSeek, MiniMax, Qwen3.5; without a
+    warning in 5.12.1), so a trainer or server would see other ids than the model was trained on. The answer is remembered by
+    what it depends on, since importing transformers takes seconds.
+
+    Raises:
+        TokenizerError: the first text that differs, and how to mend the folder.
+    """
+    parts = (tokenizer.sha256, json.dumps(config, sort_keys=True), (folder / "config.json").is_file(), version("transformers"))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
+    memory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chatmask" / f"auto-{key[:32]}"
+    if memory.is_file():
+        return
+    auto = _auto_tokenizer(str(folder))
+    for text in [*_PROBE, *(f"a{literal} b" for literal in list(tokenizer.added)[:16])]:
+        own = tokenizer.whole.encode(text, add_special_tokens=False).ids
+        theirs = [int(i) for i in auto(text, add_special_tokens=False)["input_ids"]]
+        if own != theirs:
+            raise TokenizerError(
+                f"{tokenizer.name}: AutoTokenizer (transformers {version('transformers')}) gives other ids than the folder's own "
+                f'tokenizer.json: {text!r} is {theirs[:8]} instead of {own[:8]}. Set "tokenizer_class": "PreTrainedTokenizerFast" in '
+                f"{folder / 'tokenizer_config.json'}, so that trainers and servers read it right too"
+            )
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.touch()
 
 
 def _from_transformers(tokenizer: Any) -> Tokenizer:
@@ -299,8 +341,11 @@ class Encoder:
     text cannot become one. On text without quoted control tokens the ids equal the tokenizer's own (proven at load on
     `_PROBE`, and on a sample of every build).
 
-    Raises:
-        TokenizerError: on the probe texts, pieces do not give the ids of the whole.
+    Some tokenizers do not let text be cut: a SentencePiece-like one puts a space before the first piece only, an added token may
+    swallow the white space beside it. Then the whole text is encoded as it is.
+
+    Attributes:
+        whole_only: '' when text may be cut; else why not. Rows that quote control tokens must then be refused.
     """
 
     def __init__(self, tokenizer: Tokenizer, control: dict[str, int]) -> None:
@@ -313,7 +358,8 @@ class Encoder:
         self.plain = hf.Tokenizer.from_str(json.dumps(data))
         self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
         self._real_ids = self._renumbering()
-        self._prove()
+        self.whole_only = ""
+        self.whole_only = self._first_difference()
 
     def _renumbering(self) -> Ids | None:
         """Ids of the copy -> ids of the tokenizer. The library numbers added tokens by their place in the list, so with the control
@@ -344,6 +390,10 @@ class Encoder:
             int32 `[tokens]` each: the ids, and the character offsets at which each token starts and ends. Offsets are exact for
             control tokens and in pieces that hold a border; elsewhere they are those of the piece.
         """
+        if self.whole_only:
+            encoding = self.tokenizer.whole.encode(text, add_special_tokens=False)
+            offsets = np.asarray(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+            return np.asarray(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy()
         pieces: list[tuple[int, int]] = []
         position = 0
         for start, end, _ in controls:
@@ -391,7 +441,15 @@ class Encoder:
         """How many control ids stand in `ids` beyond those written on purpose (promise 3: always none)."""
         return int(np.isin(ids, self.control_ids).sum()) - len(controls)
 
-    def _prove(self) -> None:
+    def differs_from_whole(self, text: str, ids: Ids) -> str:
+        """'' when the tokenizer gives the whole text these ids, else the first difference (the check on a sample of a build)."""
+        whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
+        if whole == ids.tolist():
+            return ""
+        at = next((k for k, (a, b) in enumerate(zip(whole, ids.tolist(), strict=False)) if a != b), min(len(whole), len(ids)))
+        return f"token {at}: {whole[at : at + 4]} in the whole text, {ids[at : at + 4].tolist()} in pieces"
+
+    def _first_difference(self) -> str:
         odd = [t for t in self.tokenizer.added.values() if t.content in self.control and (t.lstrip or t.rstrip or t.single_word)]
         joined = _PROBE + [
             f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))
@@ -402,11 +460,8 @@ class Encoder:
             whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
             ids, _, _ = self.encode(text, self.cut(text))
             if whole != ids.tolist():
-                raise TokenizerError(
-                    f"{self.tokenizer.name}: text cut at control tokens does not give the ids of the whole text, so chatmask "
-                    f"refuses this tokenizer rather than write other ids than a trainer would: {text!r} gives {whole[:12]} whole, "
-                    f"{ids.tolist()[:12]} in pieces"
-                )
+                return f"{text!r} is {whole[:8]} as a whole and {ids.tolist()[:8]} cut at control tokens"
+        return ""
 
 
 def _pieces_with_border(pieces: Sequence[tuple[int, int]], borders: Sequence[int]) -> set[int]:
@@ -433,4 +488,6 @@ _PROBE = [
     "e\u0301 combining, \u00bd half, \ufb01 ligature",
     '{"name": "get_weather", "arguments": {"city": "Zürich"}}',
     "it's they'll I'd don't",
+    "नमस्ते दुनिया, ภาษาไทย น้ำ, 한국어 문장",
+    "x = [1, 2, 3]  # 12345 + 3.14e-10\r\n",
 ]

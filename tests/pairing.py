@@ -15,6 +15,7 @@ from chatmask.tokenizers import Tokenizer
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 LITERAL = re.compile(
     r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?[A-Za-z][^<>\s]{0,60}>|\[/?[A-Z][A-Z_]{2,40}\]|<[^<>\s]{1,60}\|>|<\|[^<>\s]{1,60}>"
+    r"|\[\|[^\[\]|\s]{1,40}\|\]|\]~!?[a-z]{1,4}[\[\]]|\[e~\["
 )
 _CHAT = [
     {"role": "system", "content": "aa"},

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..conversation import Conversation, normalise
-from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
+from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Span
 from ..masking import Emission, Mask, mask_tokens
 from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
@@ -181,6 +181,16 @@ class Parser:
         shift = int(sample.prepared.added_system)
         borders = [border for emission in emissions for border in (emission.start, emission.end)]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
+        if rendering.quoted and self.encoder.whole_only:
+            raise RejectedRow(
+                RejectReason.CONTROL_TEXT,
+                f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.whole_only}",
+            )
+        if oracle and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
+            raise TokenizerError(
+                f"{self.loaded.name}: text cut at control tokens has other ids than the whole text ({different}), which the check at load "
+                "did not show; please report this tokenizer"
+            )
         if oracle and not rendering.quoted and rendering.text != self._plain_text(sample):
             raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
         if rendering.quoted and spec.special_in_content != "allow" and self.encoder.foreign_control_ids(ids, rendering.controls):

@@ -159,11 +159,21 @@ def _turn(message: int, header: str, at: int, spec: TemplateSpec) -> Turn:
 
 
 def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
-    """Where the header ends, if it stands at the boundary `start`: behind it (usual; white space may part messages), before it
-    (Yi: the user's turn writes it), or across it."""
+    """Where the header ends, if it stands at the boundary `start`: behind it (usual), behind white space and tokens with which the
+    template closes the message before (Jamba), before it (Yi: the user's turn writes it), or across it."""
     text = rendering.text
-    blank = len(text[start:stop]) - len(text[start:stop].lstrip())
-    candidates: list[int] = [start + len(header), start + blank + len(header), *range(start, start + len(header))]
+    candidates: list[int] = [start + len(header)]
+    lead = start
+    for begin, end, _ in itertools.chain(rendering.controls_from(start), [(stop, stop, 0)]):
+        blank = text[lead:begin]
+        if begin > stop or (blank.strip() and not text.startswith(header, lead + len(blank) - len(blank.lstrip()))):
+            break
+        candidates.append(lead + len(blank) - len(blank.lstrip()) + len(header))
+        if blank.strip():
+            break
+        candidates.append(begin + len(header))
+        lead = end
+    candidates += range(start, start + len(header))
     for at in candidates:
         begin = at - len(header)
         if begin >= 0 and at <= stop and text.startswith(header, begin) and rendering.count_controls(begin, at) == controls:

@@ -8,6 +8,7 @@ exact is said, with the reason and the first difference; nothing is guessed sile
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,12 @@ def infer(tokenizer: Tokenizer, name: str = "inferred") -> Inferred:
         raise SpecError(f"the tokenizer {tokenizer.name} has no chat template to infer from")
     source = tokenizer.chat_template
     template = ChatTemplate(source, dict(tokenizer.special_tokens), _DATE)
+    try:
+        template.render([_user(_Q[0]), _assistant(_A[0])])
+    except TemplateError as error:
+        raise SpecError(
+            f"no spec can be inferred for {tokenizer.name}: its template refuses a question and an answer ({error})"
+        ) from None
     modes = [mode for kwargs in _kwargs(template) for mode in (_Mode(kwargs, None), _Mode(kwargs, True))]
     for mode in modes:
         _describe(mode, template, tokenizer, name)
@@ -190,15 +197,13 @@ def _facts(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer) -> dict[st
             raise SpecError(f"the template does not write the answer of message {i}")
     if mode.thinks and _R[1] not in text:
         raise SpecError("the template writes no reasoning")
-    header = generation_prompt(template, tokenizer, messages[0], **mode.kwargs)
-    if not header.strip():
-        raise SpecError("`add_generation_prompt` adds nothing, and nothing stands between a question and its answer")
     forms = [_before(text, traced, messages, i) for i in (1, 3)]
+    header = _header(mode, template, tokenizer, messages[0], forms)
     thinking = _thinking(mode, text, header)
     ending = _end(traced, tokenizer, template, mode)
     history = None
-    if not forms[0].endswith(header) and not _starts(forms[0], header):
-        history = _common(header, forms[0])
+    if header not in forms[0]:
+        history = _history_header(header, forms[0])
         if not history.strip():
             raise SpecError(f"the generation prompt is {header!r} but an earlier turn begins {forms[0][-80:]!r}")
     return {
@@ -214,16 +219,24 @@ def _before(text: str, traced: Traced, messages: Sequence[dict[str, Any]], messa
     return text[gap.before : gap.first]
 
 
-def _starts(form: str, header: str) -> bool:
-    """Does the text before an answer hold the header, with an emission's own beginning (a think tag) behind it?"""
-    return header in form
+def _header(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer, question: dict[str, Any], forms: Sequence[str]) -> str:
+    """What the prompt adds. Where it adds nothing, what the template writes before every answer, as far as it is always the same;
+    '' where that is nothing, and the model's text begins right behind the question's."""
+    header = generation_prompt(template, tokenizer, question, **mode.kwargs)
+    before = template.render([question], None, **mode.kwargs)
+    if before != template.render([question], None, add_generation_prompt=True, **mode.kwargs):
+        return header
+    while header and not all(header in form for form in forms):
+        header = header[1:]
+    return header if header.strip() else ""
 
 
-def _common(header: str, form: str) -> str:
-    """The longest beginning of the header that the text before an earlier answer ends with, or holds last."""
+def _history_header(header: str, form: str) -> str:
+    """What stands before an earlier answer where the header does not: from where it begins like the header up to the answer."""
     for size in range(len(header), 0, -1):
-        if form.endswith(header[:size]):
-            return header[:size]
+        at = form.rfind(header[:size])
+        if at >= 0:
+            return form[at:]
     return ""
 
 
@@ -257,8 +270,11 @@ def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mo
     pattern = matcher(control_tokens(tokenizer, template.source))
     early, late = gaps[1][-1], gaps[3][-1]
     stop = next((b for a, b in ranges.get(1, []) if a <= early.last <= b), early.after)
-    first = pattern.search(text, early.last, early.after)
-    last = pattern.search(text, late.last)
+    first = _closing(pattern, text, early.last, min(stop, early.after), tokenizer) or pattern.search(
+        text, early.last, early.after
+    )
+    own = next((b for a, b in ranges.get(3, []) if a <= late.last <= b), len(text))
+    last = _closing(pattern, text, late.last, own, tokenizer) or pattern.search(text, late.last)
     if first is None and last is None:
         return _no_end(text[early.last : stop], tokenizer)
     if last is None:
@@ -276,11 +292,21 @@ def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mo
         facts["history_end"] = first.group()
         return facts
     behind = text[first.end() : stop] if stop >= first.end() else None
-    own = next((b for a, b in ranges.get(3, []) if a <= late.last <= b), None)
-    closing = text[last.end() : own] if own is not None and own >= last.end() else None
+    closing = text[last.end() : own] if own >= last.end() else None
     if behind is not None and behind == closing:
         facts["trailing"] = behind
     return facts
+
+
+def _closing(pattern: re.Pattern[str], text: str, start: int, stop: int, tokenizer: Tokenizer) -> re.Match[str] | None:
+    """The token that ends the turn among those behind an answer: the tokenizer's EOS, else the last one where text stands between
+    them (Kimi K3 closes its channels first), else the first."""
+    found = list(pattern.finditer(text, start, stop))
+    if not found:
+        return None
+    eos = next((match for match in found if match.group() == tokenizer.special_tokens.get("eos_token")), None)
+    between = any(text[a.end() : b.start()].strip() for a, b in itertools.pairwise(found))
+    return eos or found[-1 if between else 0]
 
 
 def _no_end(region: str, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -247,7 +247,8 @@ def _prompt(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> bool
     header = spec.assistant.header
     before = parser.template.render([question], None, **spec.kwargs)
     # where the template writes the header behind every question (Yi), the prompt adds nothing and the header is a part of that text
-    ok = found == header or (served == before and bool(header.strip()) and found.endswith(header))
+    behind = served == before and (found.endswith(header) if header.strip() else not found.strip())
+    ok = found == header or behind
     near = "" if ok else _nearest(header, served)
     findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(found) + near, ok))
     return ok
@@ -270,7 +271,8 @@ def _end_token(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> N
 
 def _bos(parser: Parser, findings: list[Finding], sample: Any) -> None:
     bos = parser.loaded.special_tokens.get("bos_token")
-    if bos in parser.control:
+    # some templates begin every message with it (MiniMax M3): there it is a header
+    if bos in parser.control and bos not in parser.spec.assistant.header:
         first = list(itertools.takewhile(lambda control: control[2] == parser.control[bos], sample.rendering.controls))
         count = sum(1 for i, control in enumerate(first) if control[0] == sum(c[1] - c[0] for c in first[:i]))
         findings.append(Finding("at most one BOS at the start", "0 or 1", str(count), count <= 1))
@@ -318,7 +320,9 @@ def _edges(parser: Parser, spec: TemplateSpec, findings: list[Finding], chat: Co
         parts.append((before, behind))
     trailing = (spec.assistant.trailing or "") if spec.assistant.supervise_trailing else ""
     ends = {"", *(end + trailing for end in spec.assistant.ends)}
-    odd = next((behind for _, behind in parts if behind.strip() not in {end.strip() for end in ends}), None)
+    bare = {end.strip() for end in ends}
+    # a closing that holds words between its tokens (Kimi K3 closes its channels) is the model's; bare tokens are several ends
+    odd = next((b for _, b in parts if b.strip() not in bare and not parser.encoder.pattern.sub("", b).strip()), None)
     claim = "only the end of turn stands behind an answer in the trained span"
     findings.append(
         Finding(claim, " or ".join(repr(end) for end in sorted(ends) if end) or "nothing", repr(odd or parts[-1][1]), odd is None)
