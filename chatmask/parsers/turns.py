@@ -229,9 +229,10 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
     next_control = next((begin for begin, _, _ in rendering.controls_from(end) if begin < stop), stop)
     behind = rendering.text[end:next_control]
     if trailing is None:
-        fits = not behind.strip()
+        fits = not inside or not behind.strip()
     else:
-        fits = behind == trailing if inside else rest.startswith(trailing)
+        goes_on = rendering.count_controls(end + len(trailing), end + len(trailing) + 1) > 0
+        fits = rest == trailing or (rest.startswith(trailing) and (goes_on or not inside))
     if not fits:
         expected = "white space only" if trailing is None else repr(trailing)
         raise RejectedRow(

@@ -299,14 +299,16 @@ def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mo
 
 
 def _closing(pattern: re.Pattern[str], text: str, start: int, stop: int, tokenizer: Tokenizer) -> re.Match[str] | None:
-    """The token that ends the turn among those behind an answer: the tokenizer's EOS, else the last one where text stands between
-    them (Kimi K3 closes its channels first), else the first."""
+    """The token that ends the turn among those behind an answer: the tokenizer's EOS, else the last one where words stand between
+    them (Kimi K3 closes its channels first), else the last of those that follow each other directly (Cohere)."""
     found = list(pattern.finditer(text, start, stop))
     if not found:
         return None
     eos = next((match for match in found if match.group() == tokenizer.special_tokens.get("eos_token")), None)
-    between = any(text[a.end() : b.start()].strip() for a, b in itertools.pairwise(found))
-    return eos or found[-1 if between else 0]
+    if eos or any(text[a.end() : b.start()].strip() for a, b in itertools.pairwise(found)):
+        return eos or found[-1]
+    adjacent = itertools.takewhile(lambda pair: pair[0].end() == pair[1].start(), itertools.pairwise(found))
+    return next(reversed([found[0], *(after for _, after in adjacent)]))
 
 
 def _no_end(region: str, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -321,8 +321,7 @@ def _edges(parser: Parser, spec: TemplateSpec, findings: list[Finding], chat: Co
     trailing = (spec.assistant.trailing or "") if spec.assistant.supervise_trailing else ""
     ends = {"", *(end + trailing for end in spec.assistant.ends)}
     bare = {end.strip() for end in ends}
-    # a closing that holds words between its tokens (Kimi K3 closes its channels) is the model's; bare tokens are several ends
-    odd = next((b for _, b in parts if b.strip() not in bare and not parser.encoder.pattern.sub("", b).strip()), None)
+    odd = next((b for _, b in parts if b.strip() not in bare and not _closes(parser, spec, b.strip())), None)
     claim = "only the end of turn stands behind an answer in the trained span"
     findings.append(
         Finding(claim, " or ".join(repr(end) for end in sorted(ends) if end) or "nothing", repr(odd or parts[-1][1]), odd is None)
@@ -334,6 +333,14 @@ def _edges(parser: Parser, spec: TemplateSpec, findings: list[Finding], chat: Co
     else:
         claim, ok = "what stands before an answer is the same in history, or left out", early in ("", late)
     findings.append(Finding(claim, "as served, or nothing", f"{early!r} in history, {late!r} in the last turn", ok))
+
+
+def _closes(parser: Parser, spec: TemplateSpec, behind: str) -> bool:
+    """May a closing of several tokens be the model's? Kimi K3 closes its channels first, Cohere its response; but where the end is
+    the next message's header, or no token at all, whatever token stands before it is the end that was meant."""
+    tokens = parser.encoder.pattern.findall(behind)
+    words = parser.encoder.pattern.sub("", behind).strip()
+    return bool(tokens) and tokens[-1] in spec.assistant.ends and (spec.assistant.end_owner == "self" or bool(words))
 
 
 def _renders_tools(parser: Parser, spec: TemplateSpec, plain: Conversation) -> bool:

