@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -179,14 +179,14 @@ def inspect(
     items = inspect_rows(
         path, spec=spec, tokenizer=tokenizer, demo=demo, overrides=overrides, rows=list(rows) or None, limit=limit
     )
-    with _Out(output) as write:
-        if style == "html":
-            write(render_html(items, title=f"chatmask inspect {Path(path).name}"))
-        for item in items if style != "html" else ():
-            if style == "json":
-                write(json.dumps(to_json(item), ensure_ascii=False) + "\n")
-            else:
-                write(render_text(item, color=_color(output), width=_width(output), **({"fold": None} if full else {})) + "\n")
+    if style == "html":
+        parts = iter([render_html(items, title=f"chatmask inspect {Path(path).name}")])
+    elif style == "json":
+        parts = (json.dumps(to_json(item), ensure_ascii=False) + "\n" for item in items)
+    else:
+        look: dict[str, Any] = {"color": _color(output), "width": _width(output), **({"fold": None} if full else {})}
+        parts = (render_text(item, **look) + "\n" for item in items)
+    _emit(parts, output)
 
 
 @main.command()
@@ -251,8 +251,7 @@ def infer(tokenizer: str, name: str, output: str | None, as_json: bool) -> None:
     if output:
         for spec_name, text in files.items():
             path = Path(output).with_stem(spec_name)
-            with _Out(str(path)) as write:
-                write(text)
+            _emit([text], str(path))
             click.echo(f"wrote {path}", err=True)
     else:
         click.echo(
@@ -420,25 +419,17 @@ class _Progress:
             self.bar.render_finish()
 
 
-class _Out:
-    """A writer for a file or standard output."""
+def _emit(parts: Iterable[str], path: str | None) -> None:
+    """Write text to standard output, or to a file that appears whole or not at all."""
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
+        # a pipe or a device cannot be replaced by a finished file
+        with click.open_file(path or "-", "w", encoding="utf-8") as stream:
+            for part in parts:
+                stream.write(part)
+        return
+    from .storage import Storage
 
-    def __init__(self, path: str | None) -> None:
-        self.path = path
-        self.file: Any = None
-
-    def __enter__(self) -> Callable[[str], Any]:
-        if self.path is None:
-            return lambda text: click.echo(text, nl=False)
-        try:
-            self.file = open(self.path, "w", encoding="utf-8")
-        except OSError as error:
-            raise click.UsageError(f"-o {self.path}: {error.strerror}") from None
-        return self.file.write  # type: ignore[no-any-return]
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
+    Storage().write_parts(Path(path), (part.encode() for part in parts))
 
 
 def _color(output: str | None) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 import tokenizers as hf
 
 from .errors import TokenizerError
+from .storage import Storage
 from .templates.environment import constants
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -211,9 +212,11 @@ def _compare_with_auto(tokenizer: Tokenizer, folder: Path, config: dict[str, Any
                 f'tokenizer.json: {text!r} is {theirs[:8]} instead of {own[:8]}. Set "tokenizer_class": "PreTrainedTokenizerFast" in '
                 f"{folder / 'tokenizer_config.json'}, so that trainers and servers read it right too"
             )
-    with suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        memory.touch()
+    with suppress(OSError):  # nowhere to remember it: the next load compares again
+        storage = Storage()
+        for folder in reversed([p for p in (memory.parent, *memory.parent.parents) if not p.is_dir()]):
+            storage.mkdir(folder)
+        storage.write_atomic(memory, b"")
 
 
 def _from_transformers(tokenizer: Any) -> Tokenizer:

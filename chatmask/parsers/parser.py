@@ -128,6 +128,7 @@ class Parser:
         self.fragments = Fragments(self.control)
         self.null_content: str | None = ""
         self.renders_tools = True
+        self.predicts = True
         self.trigger: dict[tuple[str, bool], str] = {}
         if check:
             for variant in self.variants:
@@ -172,8 +173,9 @@ class Parser:
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten = self._rewritten(sample)
-        # where roles come in another order than question and answer, the rule of `_rewritten` does not hold: ask
-        exact = oracle or spec.rewritten.context != "train" or (not spec.prefix_stable and _irregular(sample.prepared.messages))
+        # where roles come in another order than question and answer, or the template goes its own ways, `_rewritten` may be wrong: ask
+        unsure = not spec.prefix_stable and (not self.predicts or _irregular(sample.prepared.messages))
+        exact = oracle or unsure or spec.rewritten.context != "train"
         breaks = self.served_text_breaks(sample) if exact and (oracle or not spec.prefix_stable) else {}
         if exact:
             rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}

@@ -18,6 +18,7 @@ import yaml
 
 from ..conversation import Conversation
 from ..errors import RejectedRow, SpecError, TemplateError
+from ..tokenizers import control_tokens, matcher
 from .environment import variables
 from .probe import TOOLS, Report, _assistant, _user, generation_prompt
 from .spec import TemplateSpec
@@ -226,9 +227,10 @@ def _header(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer, question:
     before = template.render([question], None, **mode.kwargs)
     if before != template.render([question], None, add_generation_prompt=True, **mode.kwargs):
         return header
-    while header and not all(header in form for form in forms):
-        header = header[1:]
-    return header if header.strip() else ""
+    tokens = [match.span() for match in matcher(control_tokens(tokenizer, template.source)).finditer(header)]
+    starts = [k for k in range(len(header)) if not any(a < k < b for a, b in tokens)]
+    shared = next((header[k:] for k in starts if all(header[k:] in form for form in forms)), "")
+    return shared if shared.strip() else ""
 
 
 def _history_header(header: str, form: str) -> str:
@@ -264,8 +266,6 @@ def _last_tag(text: str) -> str:
 
 def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mode) -> dict[str, Any]:
     """How turns end: the end token, who writes it, what stands behind it, and what history makes of it."""
-    from ..tokenizers import control_tokens, matcher
-
     text, gaps, ranges = traced.text, traced.gaps(), traced.ranges()
     pattern = matcher(control_tokens(tokenizer, template.source))
     early, late = gaps[1][-1], gaps[3][-1]
@@ -275,6 +275,9 @@ def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mo
     )
     own = next((b for a, b in ranges.get(3, []) if a <= late.last <= b), len(text))
     last = _closing(pattern, text, late.last, own, tokenizer) or pattern.search(text, late.last)
+    written = text[early.last : stop] if stop != early.after else ""
+    if written.strip() and not pattern.search(written):
+        return _no_end(written, tokenizer)  # closed by words of the template's own
     if first is None and last is None:
         return _no_end(text[early.last : stop], tokenizer)
     if last is None:
@@ -431,7 +434,8 @@ def _system_dropped(report: Report) -> bool:
 def _reason(what: str, message: int, kind: str, detail: str, facts: Mapping[str, Any]) -> str:
     opening = facts["thinking"].get("open")
     header = facts["assistant"]["header"]
-    if opening and opening in header and f"served {opening!r}" not in detail and kind == "text":
+    served, _, trained = detail.partition(", trained on ")
+    if opening and opening in header and kind == "text" and opening in served and opening not in trained:
         return f"{what}: the generation prompt holds {opening} but history drops it (message {message}, {detail})"
     return f"{what}: message {message} has another prefix than the server sends ({kind}: {detail})"
 

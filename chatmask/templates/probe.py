@@ -443,8 +443,17 @@ def _thoughtless(conversation: Conversation) -> Conversation:
 
 def _stability(parser: Parser, spec: TemplateSpec, findings: list[Finding], conversations: list[Conversation]) -> None:
     breaks: dict[int, str] = {}
-    for conversation in conversations:
-        breaks = breaks or parser.served_text_breaks(_sample(parser, spec, conversation))
+    thoughtless = [_thoughtless(conversation) for conversation in conversations] if spec.thinking.mode == "on" else []
+    for conversation in [*conversations, *thoughtless]:
+        try:
+            sample = _sample(parser, spec, conversation)
+        except RejectedRow:
+            continue
+        found_here = parser.served_text_breaks(sample)
+        breaks = breaks or found_here
+        predicted = parser._rewritten(sample)
+        lost = {i for i, kind in predicted.items() if kind == "emission"}
+        parser.predicts = parser.predicts and set(predicted) - lost == set(found_here) - lost
     found = "stable" if not breaks else f"not stable: turn {next(iter(breaks))} {next(iter(breaks.values()))}"
     expected = "stable" if spec.prefix_stable else "not stable (declared)"
     findings.append(

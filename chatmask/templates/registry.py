@@ -104,8 +104,10 @@ def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]
             raise SpecError(f"{path}:{lines.get(('extends',), 1)}: extends: one spec name or file")
         beside = path.parent / parent
         if beside.suffix not in (".yaml", ".yml"):
-            beside = beside.with_name(f"{beside.name}.yaml")
-        base, _ = _resolve(beside if beside.is_file() and beside != path else spec_file(parent), (*seen, path.resolve()))
+            # a name: a spec beside this one first (but not itself: it may extend the packaged one of its own name)
+            named = beside.with_name(f"{beside.name}.yaml")
+            beside = named if named.is_file() and named != path else spec_file(parent)
+        base, _ = _resolve(beside, (*seen, path.resolve()))
         data = merge({k: v for k, v in base.items() if k not in _NOT_INHERITED}, data)
     template = data.get("template")
     if isinstance(template, str) and template.endswith(".jinja") and (path.parent / template).is_file():
