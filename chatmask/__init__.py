@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         TokenizerError,
         TooManyRejects,
     )
+    from .example import Example
     from .loading import Dataset, collate, load, verify
-    from .parsers.parser import Example, Parser, load_parser
+    from .parsers.parser import Parser, load_parser
     from .pipeline import BuildResult, build
     from .snapshots import check
     from .templates.infer import infer_spec
@@ -41,7 +42,8 @@ _WHERE = {
         "errors",
     ),
     **dict.fromkeys(("Dataset", "collate", "load", "verify"), "loading"),
-    **dict.fromkeys(("Example", "Parser", "load_parser"), "parsers.parser"),
+    "Example": "example",
+    **dict.fromkeys(("Parser", "load_parser"), "parsers.parser"),
     **dict.fromkeys(("BuildResult", "build"), "pipeline"),
     "check": "snapshots",
     "infer_spec": "templates.infer",

@@ -1,11 +1,16 @@
-"""The two values that travel from the masks to the disk: a span of one message, and a finished row."""
+"""What comes out of the parser and goes to the disk: a span of one message, an example with all that is known of it, a row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .parsers.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +53,61 @@ class Row:
     line: int
     index: int
     variant: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sample, ready for training.
+
+    Attributes:
+        text: the rendered conversation.
+        ids: int32 `[tokens]`.
+        mask: uint8 `[tokens]`; 1 where the token is a target. Not shifted.
+        spans: one per assistant message, ascending; half-open token ranges with a reason where not trained.
+        rewritten: message index -> `context` or `emission`, for turns that the template renders otherwise than served.
+        control_text: control-token literals found in content.
+        straddles: tokens that straddle a span border.
+        content_dropped: assistant messages of which a declared part was left out.
+        notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
+        parity: what the oracle found, empty where it was not asked.
+        turns: the assistant turns in character offsets of `text`, in the order of `spans`.
+    """
+
+    text: str
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.uint8]
+    spans: tuple[Span, ...]
+    rewritten: Mapping[int, str] = field(default_factory=dict)
+    control_text: int = 0
+    straddles: int = 0
+    content_dropped: int = 0
+    notes: Mapping[str, int] = field(default_factory=dict)
+    parity: tuple[ParityBreak, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Token ids as a list."""
+        return [int(i) for i in self.ids]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """Loss mask as a list of 0 and 1, one per token."""
+        return [int(i) for i in self.mask]
+
+
+@dataclass(frozen=True)
+class ParityBreak:
+    """A turn whose training prefix is not what the server would have sent.
+
+    Attributes:
+        message: index of the assistant message.
+        kind: `text` or `tokens`.
+        declared: True where the spec says so (`prefix_stable: false`, a straddle).
+        detail: the first difference, served beside trained.
+    """
+
+    message: int
+    kind: str
+    declared: bool
+    detail: str

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 
+from .encoding import Ids
 from .errors import DamagedDataset
-from .example import Span
+from .example import Example, Span
 from .inspecting_text import in_words
-from .parsers.parser import Example
 from .templates.spec import TemplateSpec
-from .tokenizers import Ids, Tokenizer
+from .tokenizers import Tokenizer
 
 Kind = Literal["supervised", "context", "header", "untrained"]
 

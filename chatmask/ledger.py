@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import CheckFailed
-from .parsers.parser import Example
+from .example import Example
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .encoding import Ids
 from .example import Span
-from .tokenizers import Ids
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -21,11 +21,11 @@ from . import __version__
 from .canonical import canonical_json, differences, fingerprint
 from .conversation import MAX_MESSAGES, normalise
 from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
-from .example import Row
+from .example import Example, Row
 from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
-from .parsers.parser import Example, Parser, load_parser
+from .parsers.parser import Parser, load_parser
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging

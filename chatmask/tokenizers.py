@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,16 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers as hf
 
+from .encoding import PROBE_TEXTS, Encoder, Ids
 from .errors import TokenizerError
 from .storage import Storage
-from .templates.environment import constants
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,7 @@ def _compare_with_auto(tokenizer: Tokenizer, folder: Path, config: dict[str, Any
     if memory.is_file():
         return
     auto = _auto_tokenizer(str(folder))
-    for text in [*_PROBE, *(f"a{literal} b" for literal in list(tokenizer.added)[:16])]:
+    for text in [*PROBE_TEXTS, *(f"a{literal} b" for literal in list(tokenizer.added)[:16])]:
         own = tokenizer.whole.encode(text, add_special_tokens=False).ids
         theirs = [int(i) for i in auto(text, add_special_tokens=False)["input_ids"]]
         if own != theirs:
@@ -307,190 +304,3 @@ def _unreachable(endpoint: str, patience: float = 4.0) -> str:
     thread.start()
     thread.join(patience + 1)
     return answer[0]
-
-
-# --- control tokens -----------------------------------------------------------------------------------------------------------
-
-
-def control_tokens(tokenizer: Tokenizer, template: str, named: Iterable[str] = ()) -> dict[str, int]:
-    """Control tokens by literal: tokens flagged special, and added tokens that the template can write by itself.
-
-    Args:
-        tokenizer: whose added tokens count.
-        template: the Jinja text; its string constants are searched.
-        named: literals that the spec names (headers, tags, end tokens); added tokens inside them count too.
-    """
-    written = [*constants(template), *named]
-    return {
-        token.content: token.id
-        for token in tokenizer.added.values()
-        if token.content and (token.special or any(token.content in text for text in written))
-    }
-
-
-def matcher(literals: Iterable[str]) -> re.Pattern[str]:
-    """One pattern for all literals, longest first where one begins another (as the `tokenizers` library matches)."""
-    ordered = sorted(literals, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
-
-
-# --- encoding -----------------------------------------------------------------------------------------------------------------
-
-
-class Encoder:
-    """Encodes text in which the positions of control tokens are known.
-
-    Control tokens are written by id; the text between them is encoded by a copy of the tokenizer that has no control tokens, so
-    text cannot become one. On text without quoted control tokens the ids equal the tokenizer's own (proven at load on
-    `_PROBE`, and on a sample of every build).
-
-    Some tokenizers do not let text be cut: a SentencePiece-like one puts a space before the first piece only, an added token may
-    swallow the white space beside it. Then the whole text is encoded as it is.
-
-    Attributes:
-        whole_only: '' when text may be cut; else why not. Rows that quote control tokens must then be refused.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, control: dict[str, int]) -> None:
-        self.tokenizer = tokenizer
-        self.control = control
-        self.pattern = matcher(control)
-        data = dict(tokenizer.data)
-        data["added_tokens"] = [item for item in data.get("added_tokens") or () if item["content"] not in control]
-        data["truncation"] = data["padding"] = data["post_processor"] = None
-        self.plain = hf.Tokenizer.from_str(json.dumps(data))
-        self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
-        self._real_ids = self._renumbering()
-        self.whole_only = ""
-        self.whole_only = self._first_difference()
-
-    def _renumbering(self) -> Ids | None:
-        """Ids of the copy -> ids of the tokenizer. The library numbers added tokens by their place in the list, so with the control
-        tokens taken out the ordinary ones that are left may count otherwise. None where nothing differs."""
-        kept = [token for token in self.tokenizer.added.values() if token.content not in self.control]
-        moved = {self.plain.token_to_id(token.content): token.id for token in kept}
-        if all(copy == real for copy, real in moved.items()):
-            return None
-        size = max(self.plain.get_vocab().values()) + 1
-        table = np.arange(size, dtype=np.int32)
-        for copy, real in moved.items():
-            table[copy] = real
-        return table
-
-    def cut(self, text: str) -> list[tuple[int, int, int]]:
-        """(start, end, id) of every control token in text that the template alone has written."""
-        return [(match.start(), match.end(), self.control[match.group()]) for match in self.pattern.finditer(text)]
-
-    def encode(self, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int] = ()) -> tuple[Ids, Ids, Ids]:
-        """Encode one text.
-
-        Args:
-            text: the final text.
-            controls: (start, end, id) of the control tokens in it, ascending.
-            borders: character offsets at which the caller needs to know token positions.
-
-        Returns:
-            int32 `[tokens]` each: the ids, and the character offsets at which each token starts and ends. Offsets are exact for
-            control tokens and in pieces that hold a border; elsewhere they are those of the piece.
-        """
-        if self.whole_only:
-            encoding = self.tokenizer.whole.encode(text, add_special_tokens=False)
-            offsets = np.asarray(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-            return np.asarray(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy()
-        pieces: list[tuple[int, int]] = []
-        position = 0
-        for start, end, _ in controls:
-            pieces.append((position, start))
-            position = end
-        pieces.append((position, len(text)))
-        exact = _pieces_with_border(pieces, sorted(set(borders)))
-        texts = [text[start:end] for start, end in pieces]
-        fast = [i for i, piece in enumerate(texts) if piece and i not in exact]
-        slow = sorted(exact)
-        encoded: dict[int, Any] = dict(
-            zip(fast, self.plain.encode_batch_fast([texts[i] for i in fast], add_special_tokens=False), strict=True)
-        )
-        encoded.update(zip(slow, self.plain.encode_batch([texts[i] for i in slow], add_special_tokens=False), strict=True))
-        ids: list[int] = []
-        counts: list[int] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        for i, (start, end) in enumerate(pieces):
-            if i in encoded:
-                got = encoded[i].ids if self._real_ids is None else self._real_ids[encoded[i].ids].tolist()
-                ids += got
-                if i in exact:
-                    for a, b in encoded[i].offsets:
-                        starts.append(start + a)
-                        ends.append(start + b)
-                    counts += [1] * len(got)
-                else:
-                    starts.append(start)
-                    ends.append(end)
-                    counts.append(len(got))
-            if i < len(controls):
-                ids.append(controls[i][2])
-                starts.append(controls[i][0])
-                ends.append(controls[i][1])
-                counts.append(1)
-        repeats = np.asarray(counts, dtype=np.int64)
-        return (
-            np.asarray(ids, dtype=np.int32),
-            np.repeat(np.asarray(starts, dtype=np.int32), repeats),
-            np.repeat(np.asarray(ends, dtype=np.int32), repeats),
-        )
-
-    def foreign_control_ids(self, ids: Ids, controls: Sequence[tuple[int, int, int]]) -> int:
-        """How many control ids stand in `ids` beyond those written on purpose (promise 3: always none)."""
-        return int(np.isin(ids, self.control_ids).sum()) - len(controls)
-
-    def differs_from_whole(self, text: str, ids: Ids) -> str:
-        """'' when the tokenizer gives the whole text these ids, else the first difference (the check on a sample of a build)."""
-        whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
-        if whole == ids.tolist():
-            return ""
-        at = next((k for k, (a, b) in enumerate(zip(whole, ids.tolist(), strict=False)) if a != b), min(len(whole), len(ids)))
-        return f"token {at}: {whole[at : at + 4]} in the whole text, {ids[at : at + 4].tolist()} in pieces"
-
-    def _first_difference(self) -> str:
-        odd = [t for t in self.tokenizer.added.values() if t.content in self.control and (t.lstrip or t.rstrip or t.single_word)]
-        joined = _PROBE + [
-            f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))
-        ]
-        ordinary = [token for token in self.tokenizer.added.values() if token.content not in self.control]
-        joined += [f"x {token.content} y" for token in [*odd, *ordinary[:64], *ordinary[-64:]]]
-        for text in joined:
-            whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
-            ids, _, _ = self.encode(text, self.cut(text))
-            if whole != ids.tolist():
-                return f"{text!r} is {whole[:8]} as a whole and {ids.tolist()[:8]} cut at control tokens"
-        return ""
-
-
-def _pieces_with_border(pieces: Sequence[tuple[int, int]], borders: Sequence[int]) -> set[int]:
-    found = set()
-    i = 0
-    for border in borders:
-        while i < len(pieces) and pieces[i][1] <= border:
-            i += 1
-        if i < len(pieces) and pieces[i][0] < border < pieces[i][1]:
-            found.add(i)
-    return found
-
-
-_PROBE = [
-    "Hello world",
-    " leading space",
-    "trailing space ",
-    "two  spaces\n\nand lines\n",
-    "\n",
-    "user\nWhat is 2+2?",
-    "assistant\n\n  indented code:\n\tif x:\n\t\treturn 1234567\n",
-    "naïve café, 日本語テスト, русский текст, مرحبا",
-    "👩‍👩‍👧 and 🇩🇪 flags",
-    "e\u0301 combining, \u00bd half, \ufb01 ligature",
-    '{"name": "get_weather", "arguments": {"city": "Zürich"}}',
-    "it's they'll I'd don't",
-    "नमस्ते दुनिया, ภาษาไทย น้ำ, 한국어 문장",
-    "x = [1, 2, 3]  # 12345 + 3.14e-10\r\n",
-]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chatmask
-from chatmask.tokenizers import Encoder, control_tokens, demo_tokenizer, fingerprint_of, load_tokenizer
+from chatmask.encoding import Encoder, control_tokens
+from chatmask.tokenizers import demo_tokenizer, fingerprint_of, load_tokenizer
 from tests import assets
 
 DEMO = Path(chatmask.__file__).parent / "templates" / "demo"

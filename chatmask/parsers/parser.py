@@ -10,88 +10,32 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..conversation import Conversation, normalise
+from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
-from ..example import Span
-from ..masking import Emission, Mask, mask_tokens
+from ..example import Example, ParityBreak, Span
+from ..masking import Emission, mask_tokens
 from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
-from ..tokenizers import Ids, Tokenizer, control_tokens, demo_tokenizer, load_tokenizer
+from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from .dropped import check_dropped
 from .messages import Prepared, prepare
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
-from .turns import Rendering, Stops, Turn, dropped_parts, keeps_reasoning, locate
-
-UNLIKELY_CHANCE = 20  # characters: a text of this length does not stand in a template's constants by chance
-
-
-@dataclass(frozen=True)
-class Example:
-    """One sample, ready for training.
-
-    Attributes:
-        text: the rendered conversation.
-        ids: int32 `[tokens]`.
-        mask: uint8 `[tokens]`; 1 where the token is a target. Not shifted.
-        spans: one per assistant message, ascending; half-open token ranges with a reason where not trained.
-        rewritten: message index -> `context` or `emission`, for turns that the template renders otherwise than served.
-        control_text: control-token literals found in content.
-        straddles: tokens that straddle a span border.
-        content_dropped: assistant messages of which a declared part was left out.
-        notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
-        parity: what the oracle found, empty where it was not asked.
-        turns: the assistant turns in character offsets of `text`, in the order of `spans`.
-    """
-
-    text: str
-    ids: Ids
-    mask: Mask
-    spans: tuple[Span, ...]
-    rewritten: Mapping[int, str] = field(default_factory=dict)
-    control_text: int = 0
-    straddles: int = 0
-    content_dropped: int = 0
-    notes: Mapping[str, int] = field(default_factory=dict)
-    parity: tuple[ParityBreak, ...] = ()
-    turns: tuple[Turn, ...] = ()
-
-    @property
-    def input_ids(self) -> list[int]:
-        """Token ids as a list."""
-        return [int(i) for i in self.ids]
-
-    @property
-    def loss_mask(self) -> list[int]:
-        """Loss mask as a list of 0 and 1, one per token."""
-        return [int(i) for i in self.mask]
-
-
-@dataclass(frozen=True)
-class ParityBreak:
-    """A turn whose training prefix is not what the server would have sent.
-
-    Attributes:
-        message: index of the assistant message.
-        kind: `text` or `tokens`.
-        declared: True where the spec says so (`prefix_stable: false`, a straddle).
-        detail: the first difference, served beside trained.
-    """
-
-    message: int
-    kind: str
-    declared: bool
-    detail: str
+from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
 
 
 @dataclass
-class _Sample:
+class Sample:
+    """One conversation on its way: what the template was given, what it wrote, and where the turns are."""
+
     prepared: Prepared
     shield: Shield | None
     shown: list[dict[str, Any]]  # messages as the template gets them
@@ -221,7 +165,7 @@ class Parser:
             turns=tuple(sample.turns),
         )
 
-    def _notes(self, sample: _Sample) -> dict[str, int]:
+    def _notes(self, sample: Sample) -> dict[str, int]:
         """Counts of the normalisation and of the turns' ends."""
         counts = {
             "end_rewritten": sum(turn.end_rewritten for turn in sample.turns),
@@ -239,7 +183,7 @@ class Parser:
 
     # --- rendering --------------------------------------------------------------------------------------------------------
 
-    def sample(self, conversation: Conversation) -> _Sample:
+    def sample(self, conversation: Conversation) -> Sample:
         """Prepare, render and locate the turns of one conversation; raises RejectedRow (message indices as in the data)."""
         prepared = prepare(conversation, self.spec, self.null_content)
         try:
@@ -251,7 +195,7 @@ class Parser:
         except RecursionError:
             raise RejectedRow(RejectReason.TOO_DEEP, "a value is nested too deeply to be rendered") from None
 
-    def _sample(self, prepared: Prepared) -> _Sample:
+    def _sample(self, prepared: Prepared) -> Sample:
         spec = prepared.spec
         shield, composable = None, False
         if spec.special_in_content != "allow":
@@ -275,8 +219,8 @@ class Parser:
         turns = [locate(rendering, i, spec, stops) for i in assistants]
         if turns and not turns[-1].stopped and spec.assistant.final_stop == "add" and turns[-1].end == len(rendering.text):
             rendering, turns[-1] = self._with_stop(rendering, turns[-1], spec)
-        sample = _Sample(prepared, shield, shown, tools, rendering, turns)
-        self._check_dropped(sample)
+        sample = Sample(prepared, shield, shown, tools, rendering, turns)
+        check_dropped(self, sample)
         return sample
 
     def _render(
@@ -336,82 +280,9 @@ class Parser:
                     i,
                 )
 
-    def _check_dropped(self, sample: _Sample) -> None:
-        prepared, rendering = sample.prepared, sample.rendering
-        allowed = set(prepared.spec.drops)
-        turns = {turn.message: turn for turn in sample.turns}
-        dropped = 0
-        for i, message in enumerate(prepared.messages):
-            if i in turns:
-                missing = dropped_parts(rendering, turns[i], message)
-                if "content" not in missing and message.get("tool_calls") and not self._shows(sample, i, UNLIKELY_CHANCE):
-                    missing.append("content")  # its few words stand in the call, not by themselves
-                called = bool(message.get("tool_calls"))
-                declared = {"content": "content" in allowed or (called and "content_with_tool_calls" in allowed)}
-                undeclared = [m for m in missing if not declared.get(m, "tool_calls" in allowed)]
-                dropped += bool(missing)
-                if undeclared and self._inline_kept(message):
-                    undeclared = []
-            else:
-                undeclared = [] if self._shows(sample, i) else ["content"]
-                if undeclared and message["role"] in allowed:
-                    dropped, undeclared = dropped + 1, []
-            if undeclared:
-                raise RejectedRow(
-                    RejectReason.TEMPLATE_DROPS_CONTENT,
-                    f"{message['role']} message: the rendering lacks {', '.join(undeclared)}",
-                    i,
-                )
-        for tool in prepared.tools or ():
-            name = (tool.get("function") or tool).get("name")
-            if "tools" not in allowed and (not self.renders_tools or (isinstance(name, str) and name not in rendering.text)):
-                raise RejectedRow(RejectReason.TEMPLATE_DROPS_CONTENT, f"the rendering lacks the tool {name!r}")
-        if dropped:
-            prepared.notes["content_dropped"] = dropped
-
-    def _shows(self, sample: _Sample, message: int, short: int = 0) -> bool:
-        """Is a message's content in the text: in its own range, in the template's (system texts), or by its own marks.
-
-        A content of less than `short` characters must show by its marks: it may stand in the range by chance.
-        """
-        rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
-        if not isinstance(content, str) or not content.strip():
-            return True
-        content = content.strip()
-        if len(content) >= short and any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
-            return True
-        if content not in rendering.text:
-            return False
-        if len(content) >= UNLIKELY_CHANCE and content in rendering.unowned_text:
-            return True
-        # short, or inside another message's range: whose it is, only tagged strings can tell
-        traced = self._tagged_trace(sample)
-        mine = [(a, b) for owner, a, b in traced.strings if owner == message]
-        if mine:
-            own = sample.shown[message]["content"].strip()
-            if short:
-                return any(traced.text[a:b].strip() == own for a, b in mine)
-            shown = "".join(traced.text[a:b] for a, b in mine)
-            return own in shown or shown.strip() in own
-        others = [(a, b) for owner, a, b in traced.strings]
-        rest = "".join(
-            traced.text[a:b] for a, b in zip([0, *(b for _, b in others)], [*(a for a, _ in others), None], strict=True)
-        )
-        return sample.shown[message]["content"].strip() in rest
-
-    def _tagged_trace(self, sample: _Sample) -> Traced:
-        if sample.tagged is None:
-            sample.tagged = self.template.trace(sample.shown, sample.tools, tagged=True, **sample.prepared.spec.kwargs)
-        return sample.tagged
-
-    def _inline_kept(self, message: Mapping[str, Any]) -> bool:
-        """Think tags left in content on purpose: the template may move what is between them."""
-        content = message.get("content")
-        return bool(self.untouched) and isinstance(content, str) and any(tag in content for tag in self.untouched)
-
     # --- policy -----------------------------------------------------------------------------------------------------------
 
-    def _rewritten(self, sample: _Sample) -> dict[int, str]:
+    def _rewritten(self, sample: Sample) -> dict[int, str]:
         """Which turns are rendered otherwise than served, from the final rendering alone.
 
         A turn's own emission and header are looked at; that an *earlier* turn's rewriting changed the context is told from when
@@ -438,7 +309,7 @@ class Parser:
             )
         return found
 
-    def _emissions(self, sample: _Sample, rewritten: Mapping[int, str]) -> list[Emission]:
+    def _emissions(self, sample: Sample, rewritten: Mapping[int, str]) -> list[Emission]:
         spec = sample.prepared.spec
         emissions = []
         for turn in sample.turns:
@@ -458,13 +329,13 @@ class Parser:
             emissions.append(Emission(turn.message, turn.start, turn.end, reason))
         return emissions
 
-    def _plain_text(self, sample: _Sample) -> str:
+    def _plain_text(self, sample: Sample) -> str:
         text = self.template.render(sample.prepared.messages, sample.prepared.tools, **sample.prepared.spec.kwargs)
         return text + sample.rendering.text[len(text) :] if sample.prepared.spec.assistant.final_stop == "add" else text
 
     # --- the oracle -------------------------------------------------------------------------------------------------------
 
-    def served(self, sample: _Sample, message: int) -> tuple[str, list[Any]] | None:
+    def served(self, sample: Sample, message: int) -> tuple[str, list[Any]] | None:
         """What a server sends before it samples `message` (text and control tokens), or None where it could not (no messages
         yet, or the template refuses)."""
         if message == 0:
@@ -480,7 +351,7 @@ class Parser:
             return restored, controls
         return text, self.encoder.cut(text)
 
-    def served_text_breaks(self, sample: _Sample) -> dict[int, str]:
+    def served_text_breaks(self, sample: Sample) -> dict[int, str]:
         """Message index -> first difference, for each turn whose prefix in the training text is not the served prompt."""
         breaks = {}
         for turn in sample.turns:
@@ -490,7 +361,7 @@ class Parser:
                 breaks[turn.message] = first_difference(served[0], prefix)
         return breaks
 
-    def _parity(self, sample: _Sample, breaks: Mapping[int, str], ids: Ids, spans: Sequence[Span]) -> tuple[ParityBreak, ...]:
+    def _parity(self, sample: Sample, breaks: Mapping[int, str], ids: Ids, spans: Sequence[Span]) -> tuple[ParityBreak, ...]:
         stable = sample.prepared.spec.prefix_stable
         shift = sample.prepared.added_system
         found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..conversation import Conversation
+from ..encoding import control_tokens, matcher
 from ..errors import RejectedRow, SpecError, TemplateError
-from ..tokenizers import control_tokens, matcher
 from .environment import variables
 from .probe import TOOLS, Report, _assistant, _user, generation_prompt
 from .spec import TemplateSpec

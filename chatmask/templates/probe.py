@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..conversation import Conversation
+from ..encoding import control_tokens, matcher
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
-from ..tokenizers import control_tokens, matcher
 from .environment import variables
 from .spec import TemplateSpec
 from .tracing import ChatTemplate

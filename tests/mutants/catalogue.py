@@ -94,7 +94,7 @@ MUTANTS = (
         "if False:",
     ),
     Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
-    Mutant("drop check skipped", _PARSER, "self._check_dropped(sample)\n        return sample", "return sample"),
+    Mutant("drop check skipped", _PARSER, "check_dropped(self, sample)\n        return sample", "return sample"),
     Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
     Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
     Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),

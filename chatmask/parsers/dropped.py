@@ -1,0 +1,95 @@
+"""What the rendering leaves out: every message's content, every call and every tool must show, or the spec must declare it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RejectedRow, RejectReason
+from ..templates.tracing import Traced
+from .turns import dropped_parts
+
+if TYPE_CHECKING:
+    from .parser import Parser, Sample
+
+UNLIKELY_CHANCE = 20  # characters: a text of this length does not stand in a template's constants by chance
+
+
+def check_dropped(parser: Parser, sample: Sample) -> None:
+    """Refuse a conversation of which the rendering shows less than it holds, unless the spec declares it.
+
+    Raises:
+        RejectedRow: `template_drops_content`, with the message and the missing parts.
+    """
+    prepared, rendering = sample.prepared, sample.rendering
+    allowed = set(prepared.spec.drops)
+    turns = {turn.message: turn for turn in sample.turns}
+    dropped = 0
+    for i, message in enumerate(prepared.messages):
+        if i in turns:
+            missing = dropped_parts(rendering, turns[i], message)
+            if "content" not in missing and message.get("tool_calls") and not _shows(parser, sample, i, UNLIKELY_CHANCE):
+                missing.append("content")  # its few words stand in the call, not by themselves
+            called = bool(message.get("tool_calls"))
+            declared = {"content": "content" in allowed or (called and "content_with_tool_calls" in allowed)}
+            undeclared = [m for m in missing if not declared.get(m, "tool_calls" in allowed)]
+            dropped += bool(missing)
+            if undeclared and _inline_kept(parser, message):
+                undeclared = []
+        else:
+            undeclared = [] if _shows(parser, sample, i) else ["content"]
+            if undeclared and message["role"] in allowed:
+                dropped, undeclared = dropped + 1, []
+        if undeclared:
+            raise RejectedRow(
+                RejectReason.TEMPLATE_DROPS_CONTENT,
+                f"{message['role']} message: the rendering lacks {', '.join(undeclared)}",
+                i,
+            )
+    for tool in prepared.tools or ():
+        name = (tool.get("function") or tool).get("name")
+        if "tools" not in allowed and (not parser.renders_tools or (isinstance(name, str) and name not in rendering.text)):
+            raise RejectedRow(RejectReason.TEMPLATE_DROPS_CONTENT, f"the rendering lacks the tool {name!r}")
+    if dropped:
+        prepared.notes["content_dropped"] = dropped
+
+
+def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool:
+    """Is a message's content in the text: in its own range, in the template's (system texts), or by its own marks.
+
+    A content of less than `short` characters must show by its marks: it may stand in the range by chance.
+    """
+    rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
+    if not isinstance(content, str) or not content.strip():
+        return True
+    content = content.strip()
+    if len(content) >= short and any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
+        return True
+    if content not in rendering.text:
+        return False
+    if len(content) >= UNLIKELY_CHANCE and content in rendering.unowned_text:
+        return True
+    # short, or inside another message's range: whose it is, only tagged strings can tell
+    traced = _tagged_trace(parser, sample)
+    mine = [(a, b) for owner, a, b in traced.strings if owner == message]
+    if mine:
+        own = sample.shown[message]["content"].strip()
+        if short:
+            return any(traced.text[a:b].strip() == own for a, b in mine)
+        shown = "".join(traced.text[a:b] for a, b in mine)
+        return own in shown or shown.strip() in own
+    others = [(a, b) for owner, a, b in traced.strings]
+    rest = "".join(traced.text[a:b] for a, b in zip([0, *(b for _, b in others)], [*(a for a, _ in others), None], strict=True))
+    return sample.shown[message]["content"].strip() in rest
+
+
+def _tagged_trace(parser: Parser, sample: Sample) -> Traced:
+    if sample.tagged is None:
+        sample.tagged = parser.template.trace(sample.shown, sample.tools, tagged=True, **sample.prepared.spec.kwargs)
+    return sample.tagged
+
+
+def _inline_kept(parser: Parser, message: Mapping[str, Any]) -> bool:
+    """Think tags left in content on purpose: the template may move what is between them."""
+    content = message.get("content")
+    return bool(parser.untouched) and isinstance(content, str) and any(tag in content for tag in parser.untouched)
