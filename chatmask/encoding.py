@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers as hf
 
+from .errors import TokenizerError
 from .templates.environment import constants
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Encoder:
         if self.whole_only:
             encoding = self.tokenizer.whole.encode(text, add_special_tokens=False)
             offsets = np.asarray(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-            return np.asarray(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy()
+            whole = np.asarray(encoding.ids, dtype=np.int32)
+            return self._with_control_edges(text, controls, whole, offsets[:, 0].copy(), offsets[:, 1].copy())
         pieces: list[tuple[int, int]] = []
         position = 0
         for start, end, _ in controls:
@@ -142,6 +144,27 @@ class Encoder:
             np.repeat(np.asarray(starts, dtype=np.int32), repeats),
             np.repeat(np.asarray(ends, dtype=np.int32), repeats),
         )
+
+    def _with_control_edges(
+        self, text: str, controls: Sequence[tuple[int, int, int]], ids: Ids, starts: Ids, ends: Ids
+    ) -> tuple[Ids, Ids, Ids]:
+        """Give each control token its own edges: one with `lstrip` or `rstrip` swallows white space, which moves none of its text.
+
+        Raises:
+            TokenizerError: the tokenizer writes a control token of the text as other ids.
+        """
+        reach = np.maximum.accumulate(ends) if len(ends) else ends
+        for start, end, identity in controls:
+            k = int(np.searchsorted(reach, start, side="right"))
+            while k < len(ids) and starts[k] < end and ids[k] != identity:
+                k += 1
+            if k >= len(ids) or ids[k] != identity or starts[k] >= end:
+                raise TokenizerError(
+                    f"{self.tokenizer.name}: encodes the control token {text[start:end]!r} of a rendered text as other ids than its own "
+                    f"({identity}), so turns would end or begin with pieces of text; mend its added_tokens (`normalized`, `single_word`)"
+                )
+            starts[k], ends[k] = start, end
+        return ids, starts, ends
 
     def foreign_control_ids(self, ids: Ids, controls: Sequence[tuple[int, int, int]]) -> int:
         """How many control ids stand in `ids` beyond those written on purpose (promise 3: always none)."""

@@ -162,6 +162,7 @@ class RejectReason(StrEnum):
     HEADER_NOT_FOUND = "header_not_found"
     END_NOT_FOUND = "end_not_found"
     HISTORY_REWRITTEN = "history_rewritten"
+    FOREIGN_TEXT = "foreign_text"
     # the tokens
     ZERO_SUPERVISION = "zero_supervision"
     CONTROL_ID_FROM_CONTENT = "control_id_from_content"
@@ -208,6 +209,7 @@ _ADVICE: dict[RejectReason, str] = {
     RejectReason.HEADER_NOT_FOUND: "the template did not write the spec's header before this assistant message",
     RejectReason.END_NOT_FOUND: "the template did not write the spec's end-of-turn token after this assistant message",
     RejectReason.HISTORY_REWRITTEN: "the template renders this turn otherwise than it was served and `rewritten` is `reject`",
+    RejectReason.FOREIGN_TEXT: "the template writes another message's text inside this turn; it cannot be trained as the model's",
     RejectReason.ZERO_SUPERVISION: "no token of the row would be trained",
     RejectReason.CONTROL_ID_FROM_CONTENT: "the tokenizer turned quoted text into a control token; set special_in_content: reject",
 }

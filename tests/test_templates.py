@@ -14,6 +14,7 @@ from chatmask.cli import main
 from chatmask.parsers.parser import Parser
 from chatmask.templates.infer import infer
 from chatmask.templates.spec import TemplateSpec
+from chatmask.templates.tracing import ChatTemplate
 from tests import assets, sweep
 from tests.pairing import paired
 
@@ -187,6 +188,114 @@ class TestReports:
         assert example.input_ids.count(parser.control["<s>"]) == 1
         with pytest.raises(chatmask.SpecError, match="BOS"):
             Parser(_spec("<|assistant|>", "<|end|>"), paired("{{ bos_token }}" + one, "own"))
+
+
+_PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_HEAD = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+
+
+class TestForeignText:
+    @pytest.mark.parametrize(
+        "inside",
+        [
+            "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<res>{{ loop.nextitem.content }}</res>{% endif %}",
+            "{% if m.role == 'assistant' and loop.nextitem is defined %} (next: {{ loop.nextitem.content }}){% endif %}",
+            "{% if m.role == 'assistant' and loop.nextitem is defined and 'zz' in loop.nextitem.content %} {{ loop.nextitem.content }}{% endif %}",
+        ],
+    )
+    def test_another_messages_text_inside_a_turn_is_never_trained(self, inside: str) -> None:
+        """A template that writes a tool's result or the next question into the assistant's turn is refused, by spec or by row."""
+        source = (
+            "{% for m in messages %}{% if m.role != 'tool' %}" + _HEAD + inside + "<|im_end|>\n{% endif %}{% endfor %}" + _PROMPT
+        )
+        tokenizer = paired(source, "own")
+        messages = [
+            {"role": "user", "content": "Look it up."},
+            {"role": "assistant", "content": "I look."},
+            {"role": "tool", "content": "zz RESULT one"},
+            {"role": "assistant", "content": "It is one."},
+            {"role": "user", "content": "And zz two?"},
+            {"role": "assistant", "content": "Two."},
+        ]
+        try:
+            parser = Parser(infer(tokenizer).spec, tokenizer)
+            example = parser.parse({"messages": messages})
+        except chatmask.SpecError:
+            return
+        except chatmask.RejectedRow as error:
+            assert error.reason in ("foreign_text", "template_drops_content")
+            return
+        trained = [parser.loaded.decode(example.ids[s.start : s.end]) for s in example.spans if s.trained]
+        assert not any("RESULT" in text or "zz" in text for text in trained)
+
+    def test_an_index_loop_without_end_tokens_trains_no_header(self) -> None:
+        """Where the next header is the only stop, an index loop is inferred like a message loop, and trains the stop alone."""
+        loop = "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>\n{{ messages[i].content }}{% endfor %}"
+        tokenizer = paired(loop + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}", "own")
+        parser = Parser(infer(tokenizer).spec, tokenizer)
+        messages = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "look it up."},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "done"},
+        ]
+        example = parser.parse({"messages": messages})
+        trained = [parser.loaded.decode(example.ids[s.start : s.end]) for s in example.spans]
+        assert trained[0] in ("look it up.", "look it up.<|user|>")
+        assert trained[1] == "done"
+
+    def test_a_neighbour_bound_in_the_same_iteration_owns_nothing(self) -> None:
+        """`set m = messages[i]` followed by `set nxt = messages[i + 1]`: the text is the first one's, and flags stay with their message."""
+        source = (
+            "{% for i in range(messages|length) %}{% set m = messages[i] %}{% set nxt = messages[i + 1] %}" + _HEAD
+        ) + "<|im_end|>\n{% endfor %}" + _PROMPT  # fmt: skip
+        parser = Parser(_spec("<|im_start|>assistant\n", "<|im_end|>"), paired(source, "own"), check=False)
+        messages = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "yes", "train": False},
+            {"role": "assistant", "content": "yes", "train": True},
+        ]
+        example = parser.parse({"messages": messages})
+        second = example.text.rindex("yes")
+        assert [s.trained for s in example.spans] == [False, True]
+        assert example.turns[1].start == second
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{{ '<|im_start|>%s\n%s<|im_end|>\n'|format(m.role, m.content) }}",
+        "{{ '<|im_start|>' + m.role + '\n' + '{}'.format(m.content) + '<|im_end|>\n' }}",
+        "<|im_start|>{{ m.role }}\n{% for ch in m.content %}{{ ch }}{% endfor %}<|im_end|>\n",
+        "<|im_start|>{{ m.role }}\n{{ m.content | upper }}<|im_end|>\n",
+    ],
+)
+def test_strings_that_a_template_makes_anew_are_inferred_or_refused(line: str) -> None:
+    """Where marks are lost, structure alone gives the right spec, or the refusal is a SpecError that says so."""
+    tokenizer = paired("{% for m in messages %}" + line + "{% endfor %}" + _PROMPT, "own")
+    try:
+        found = infer(tokenizer)
+    except chatmask.SpecError as error:
+        assert "answer of message" in str(error) or "makes new text" in str(error)
+        return
+    example = Parser(found.spec, tokenizer).parse(
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hello"}]}
+    )
+    assert example.text[example.turns[0].start : example.turns[0].end] == "hello<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{% if a %}" * 150 + "{% endif %}" * 150,
+        "{{ " + "(" * 400 + "1" + ")" * 400 + " }}",
+    ],
+)
+def test_templates_beyond_pythons_limits_are_refused_by_name(source: str) -> None:
+    """Nesting that Python cannot compile is a TemplateError."""
+    with pytest.raises(chatmask.TemplateError):
+        ChatTemplate(source)
 
 
 def test_the_command_writes_specs_that_compile(tmp_path: object) -> None:

@@ -6,13 +6,34 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RejectedRow, RejectReason
-from ..templates.tracing import Traced
+from ..templates.tracing import TOOL_SCHEMAS, Traced
 from .turns import dropped_parts
 
 if TYPE_CHECKING:
     from .parser import Parser, Sample
 
 UNLIKELY_CHANCE = 20  # characters: a text of this length does not stand in a template's constants by chance
+
+
+def check_foreign(parser: Parser, sample: Sample) -> None:
+    """Refuse a turn in which the template writes another message's text, before its end token.
+
+    Raises:
+        RejectedRow: `foreign_text`.
+    """
+    messages, text = sample.prepared.messages, sample.rendering.text
+    for turn in sample.turns:
+        emission = text[turn.start : turn.end]
+        follows = messages[turn.message + 1].get("content") if turn.message + 1 < len(messages) else None
+        quoted = isinstance(follows, str) and bool(follows.strip()) and follows.strip() in emission
+        if not quoted and not sample.rendering.gaps:
+            continue
+        traced = _tagged_trace(parser, sample)
+        at = sample.shield.restore(traced.text, parser.control)[2] if sample.shield else int
+        for owner, start, end in traced.strings:
+            if owner not in (turn.message, TOOL_SCHEMAS) and at(start) < turn.end and at(end) > turn.start and end > start:
+                role = messages[owner]["role"]
+                raise RejectedRow(RejectReason.FOREIGN_TEXT, f"holds text of message {owner} ({role})", turn.message)
 
 
 def check_dropped(parser: Parser, sample: Sample) -> None:

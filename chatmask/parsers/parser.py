@@ -25,7 +25,7 @@ from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
-from .dropped import check_dropped
+from .dropped import check_dropped, check_foreign
 from .messages import Prepared, prepare
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
@@ -118,9 +118,10 @@ class Parser:
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten = self._rewritten(sample)
         # where roles come in another order than question and answer, or the template goes its own ways, `_rewritten` may be wrong: ask
-        unsure = not spec.prefix_stable and (not self.predicts or _irregular(sample.prepared.messages))
+        irregular = _irregular(sample.prepared.messages)
+        unsure = irregular or (not spec.prefix_stable and not self.predicts)
         exact = oracle or unsure or spec.rewritten.context != "train"
-        breaks = self.served_text_breaks(sample) if exact and (oracle or not spec.prefix_stable) else {}
+        breaks = self.served_text_breaks(sample) if exact and (oracle or irregular or not spec.prefix_stable) else {}
         if exact:
             rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
         emissions = self._emissions(sample, rewritten)
@@ -221,6 +222,7 @@ class Parser:
             rendering, turns[-1] = self._with_stop(rendering, turns[-1], spec)
         sample = Sample(prepared, shield, shown, tools, rendering, turns)
         check_dropped(self, sample)
+        check_foreign(self, sample)
         return sample
 
     def _render(
@@ -403,9 +405,10 @@ def _not_composed(controls: list[Control], strings: Sequence[tuple[int, int, int
 
 
 def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """An assistant turn without a message before it, or right behind another one."""
+    """An assistant turn without a question before it or right behind another one, or a system message later than the first."""
     roles = ["system", *(message["role"] for message in messages)]
-    return any(role == "assistant" and before in ("system", "assistant") for before, role in itertools.pairwise(roles))
+    odd = any(role == "assistant" and before in ("system", "assistant") for before, role in itertools.pairwise(roles))
+    return odd or "system" in roles[2:]
 
 
 def first_difference(served: str, trained: str) -> str:

@@ -212,7 +212,9 @@ def _ended(rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, f
         if behind is not None and not text[behind[1] : stop].strip():
             return replace(turn, end=behind[1])
     if (assistant.end_owner == "next" and stop == len(text)) or assistant.allow_untrained_stop or assistant.final_stop == "add":
-        return replace(turn, end=max(turn.start, len(text[:stop].rstrip())), stopped=False)
+        # in a message's own range up to its last character; in a gap no further than its own strings
+        own_range = stop in {b for _, b in rendering.ranges.get(turn.message, [])}
+        return replace(turn, end=max(turn.start, len(text[:stop].rstrip()) if own_range else floor), stopped=False)
     raise RejectedRow(
         RejectReason.END_NOT_FOUND,
         f"expected {list(assistant.ends)} at the end of the turn, found {text[turn.start : stop][-160:]!r} + {text[stop : stop + 60]!r}",

@@ -18,11 +18,11 @@ import yaml
 
 from ..conversation import Conversation
 from ..encoding import control_tokens, matcher
-from ..errors import RejectedRow, SpecError, TemplateError
+from ..errors import ChatmaskError, RejectedRow, SpecError, TemplateError, TokenizerError
 from .environment import variables
 from .probe import TOOLS, Report, _assistant, _user, generation_prompt
-from .spec import TemplateSpec
-from .tracing import ChatTemplate, Traced
+from .spec import TemplateSpec, merge
+from .tracing import ChatTemplate, Gap, Traced
 
 if TYPE_CHECKING:
     from ..parsers.parser import Parser
@@ -182,7 +182,7 @@ def _describe(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer, name: s
         if "strftime_now" in template.source:
             facts["date"] = _DATE
         _prove(mode, facts, tokenizer)
-    except (SpecError, TemplateError, RejectedRow) as error:
+    except (SpecError, TemplateError, TokenizerError, RejectedRow) as error:
         mode.failure = str(error).replace("\n", " ")[:400]
 
 
@@ -198,10 +198,10 @@ def _facts(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer) -> dict[st
             raise SpecError(f"the template does not write the answer of message {i}")
     if mode.thinks and _R[1] not in text:
         raise SpecError("the template writes no reasoning")
-    forms = [_before(text, traced, messages, i) for i in (1, 3)]
+    forms = [text[gap.before : gap.first] for gap in (_place(traced, messages, 1), _place(traced, messages, 3))]
     header = _header(mode, template, tokenizer, messages[0], forms)
     thinking = _thinking(mode, text, header)
-    ending = _end(traced, tokenizer, template, mode)
+    ending = _end(traced, messages, tokenizer, template, mode)
     history = None
     if header not in forms[0]:
         history = _history_header(header, forms[0])
@@ -214,10 +214,18 @@ def _facts(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer) -> dict[st
     }
 
 
-def _before(text: str, traced: Traced, messages: Sequence[dict[str, Any]], message: int) -> str:
-    """The template's text before a message's first own string."""
-    gap = traced.gaps()[message][0]
-    return text[gap.before : gap.first]
+def _place(traced: Traced, messages: Sequence[dict[str, Any]], message: int) -> Gap:
+    """Where a message's own strings stand: by their marks, or inside its range where the template makes new strings of them."""
+    marked = traced.gaps().get(message)
+    if marked:
+        return Gap(marked[0].before, marked[0].first, marked[-1].last, marked[-1].after)
+    content = messages[message]["content"]
+    words = messages[message].get("reasoning_content") or content
+    for start, end in traced.ranges().get(message, []):
+        first, last = traced.text.find(words, start, end), traced.text.find(content, start, end)
+        if first >= 0 and last >= 0:
+            return Gap(start, first, last + len(content), end)
+    raise SpecError(f"the template makes new text of message {message}, so that nothing tells where it begins and ends")
 
 
 def _header(mode: _Mode, template: ChatTemplate, tokenizer: Tokenizer, question: dict[str, Any], forms: Sequence[str]) -> str:
@@ -264,12 +272,23 @@ def _last_tag(text: str) -> str:
     return found.group() if found else text
 
 
-def _end(traced: Traced, tokenizer: Tokenizer, template: ChatTemplate, mode: _Mode) -> dict[str, Any]:
+def _end(
+    traced: Traced, messages: Sequence[dict[str, Any]], tokenizer: Tokenizer, template: ChatTemplate, mode: _Mode
+) -> dict[str, Any]:
     """How turns end: the end token, who writes it, what stands behind it, and what history makes of it."""
-    text, gaps, ranges = traced.text, traced.gaps(), traced.ranges()
+    text, ranges = traced.text, traced.ranges()
     pattern = matcher(control_tokens(tokenizer, template.source))
-    early, late = gaps[1][-1], gaps[3][-1]
-    stop = next((b for a, b in ranges.get(1, []) if a <= early.last <= b), early.after)
+    early, late = _place(traced, messages, 1), _place(traced, messages, 3)
+    stop = next((b for a, b in ranges.get(1, []) if a <= early.last <= b), None)
+    if stop is None and pattern.search(text, late.last):
+        stop = early.after
+    elif stop is None:
+        # nothing closes the last turn and no range tells where the next message begins: with what stands before the first one, too
+        before, between = text[: _place(traced, messages, 0).first], text[early.last : early.after]
+        shared = next(
+            (k for k, (a, b) in enumerate(zip(reversed(before), reversed(between), strict=False)) if a != b), len(between)
+        )
+        stop = early.after - min(shared, len(between))
     first = _closing(pattern, text, early.last, min(stop, early.after), tokenizer) or pattern.search(
         text, early.last, early.after
     )
@@ -391,7 +410,7 @@ def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
     if not report.ok:
         failed = next(finding for finding in report.findings if not finding.ok)
         raise SpecError(f"{failed.claim}: expected {failed.expected}, found {failed.found}")
-    for what, conversation in _conversations(mode):
+    for what, conversation in _conversations(mode, parser.renders_tools):
         try:
             sample = parser.sample(conversation)
             example = parser.example(conversation, oracle=True)
@@ -440,16 +459,16 @@ def _reason(what: str, message: int, kind: str, detail: str, facts: Mapping[str,
     return f"{what}: message {message} has another prefix than the server sends ({kind}: {detail})"
 
 
-def _conversations(mode: _Mode) -> Iterator[tuple[str, Conversation]]:
+def _conversations(mode: _Mode, tools: bool) -> Iterator[tuple[str, Conversation]]:
     """What the spec is proven on."""
-    yield from _chats(_R if mode.thinks else (None, None), "")
+    yield from _chats(_R if mode.thinks else (None, None), "", tools)
     if mode.thinks:
-        yield from _chats((None, None), ", without reasoning")
+        yield from _chats((None, None), ", without reasoning", tools)
 
 
-def _chats(why: Sequence[str | None], kind: str) -> Iterator[tuple[str, Conversation]]:
+def _chats(why: Sequence[str | None], kind: str, shown: bool) -> Iterator[tuple[str, Conversation]]:
     def chat(*messages: dict[str, Any], tools: bool = False) -> Conversation:
-        return Conversation(list(messages), TOOLS if tools else None, (None,) * len(messages), {})
+        return Conversation(list(messages), TOOLS if tools and shown else None, (None,) * len(messages), {})
 
     system = {"role": "system", "content": "Salpha system."}
     result = {"role": "tool", "content": "Talpha result.", "tool_call_id": "call00001", "name": "probe_tool"}
@@ -493,9 +512,22 @@ def _variants(described: Sequence[_Mode], best: _Mode) -> Iterator[dict[str, Any
         name = f"{best.spec.name}-{_suffix(mode)}"
         if name in names or {k: v for k, v in data.items() if k != "name"} == {k: v for k, v in base.items() if k != "name"}:
             continue
-        names.add(name)
         changed = {k: v for k, v in data.items() if v != base[k] and k != "name"}
-        yield {"name": name, "extends": best.spec.name, **changed}
+        if _compiles({**merge(base, changed), "name": name}, best):
+            names.add(name)
+            yield {"name": name, "extends": best.spec.name, **changed}
+
+
+def _compiles(data: dict[str, Any], best: _Mode) -> bool:
+    """Does a variant hold as it is written, on top of the base (whose kwargs it cannot take away)?"""
+    from ..parsers.parser import Parser
+
+    assert best.parser is not None
+    try:
+        Parser(TemplateSpec.model_validate(data), best.parser.loaded)
+    except ChatmaskError:
+        return False
+    return True
 
 
 def _suffix(mode: _Mode) -> str:

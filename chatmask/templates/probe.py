@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..conversation import Conversation
 from ..encoding import control_tokens, matcher
-from ..errors import RejectedRow, RejectReason, SpecError, TemplateError
+from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
+from ..masking import Emission, mask_tokens
 from .environment import variables
 from .spec import TemplateSpec
 from .tracing import ChatTemplate
@@ -126,6 +127,7 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     _end_token(parser, spec, findings)
     _bos(parser, findings, sample)
     _emission(parser, findings, sample, "Probe answer one.", why)
+    _last_id(parser, spec, findings, sample)
     if findings and not all(finding.ok for finding in findings):
         return report()
 
@@ -146,11 +148,11 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         _chat({"role": "system", "content": "Probe system."}, *plain.messages),
         refusable=True,
     )
+    parser.renders_tools = _renders_tools(parser, spec, plain)
     called = _chat(
         _user("Probe question one?"), _assistant("", why, call=True), {"role": "tool", "content": "Probe result.", "tool_call_id": "call00001", "name": "probe_tool"},
-        _assistant("Probe answer two.", why), tools=True,
+        _assistant("Probe answer two.", why), tools=parser.renders_tools,
     )  # fmt: skip
-    parser.renders_tools = _renders_tools(parser, spec, plain)
     parser.null_content = _null_content(parser, spec, called)
     tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
     if tools is not None:
@@ -164,7 +166,7 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     if tools is not None:
         # agent steps, then another question: the point at which templates forget what the steps thought
         more = [*called.messages, _user("Probe question two?"), _assistant("Probe answer three.", why)]
-        chats += [called, _chat(*more, tools=True)]
+        chats += [called, _chat(*more, tools=parser.renders_tools)]
     _stability(parser, spec, findings, chats)
     return report()
 
@@ -284,6 +286,27 @@ def _emission(parser: Parser, findings: list[Finding], sample: Any, content: str
     findings.append(Finding("the answer is in the trained span", repr(content), repr(emission), content in emission))
     if reasoning:
         findings.append(Finding("the reasoning is in the trained span", repr(reasoning), repr(emission), reasoning in emission))
+
+
+def _last_id(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any) -> None:
+    """In ids, too, a turn must end with its end token (one that swallows white space, or is split, would not)."""
+    turn = sample.turns[-1]
+    expected = {parser.control[end] for end in spec.assistant.ends if end in parser.control}
+    if not expected or not turn.stopped or spec.assistant.supervise_trailing:
+        return
+    claim = "the last trained id is the end of turn"
+    try:
+        ids, starts, ends = parser.encoder.encode(sample.rendering.text, sample.rendering.controls, (turn.start, turn.end))
+    except TokenizerError as error:
+        findings.append(Finding(claim, f"one of {sorted(expected)}", str(error), False))
+        return
+    _, spans, _ = mask_tokens(starts, ends, [Emission(turn.message, turn.start, turn.end)])
+    trained = [int(i) for i in ids[spans[0].start : spans[0].end]]
+    findings.append(
+        Finding(
+            claim, f"one of {sorted(expected)}", f"trained ids end {trained[-3:]}", trained[-1:] != [] and trained[-1] in expected
+        )
+    )
 
 
 def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any, thinks: bool) -> None:

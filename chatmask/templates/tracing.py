@@ -32,7 +32,7 @@ from .environment import environment
 _MARK, _END, _JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
 Mark = tuple[int, int | None, bool]  # scope, message index (None: the scope ends), is it an assignment
 _OWN = -1  # scope of the marks of an input string: (_OWN, message, True) where it begins, (_OWN, message, False) where it ends
-_DATA = -2  # owner of strings that belong to no message: tool schemas
+TOOL_SCHEMAS = -2  # owner of strings that belong to no message: tool schemas
 
 
 class MarkedText(str):
@@ -251,7 +251,12 @@ class ChatTemplate:
             plain, traced = _codes(source)
             self._plain = jinja2.Template.from_code(self.env, plain, self.env.globals.copy())
             self._traced = jinja2.Template.from_code(self.env, traced, self.env.globals.copy())
-        except jinja2.TemplateError as error:
+        except (
+            jinja2.TemplateError,
+            SyntaxError,
+            RecursionError,
+            ValueError,
+        ) as error:  # the latter: nested beyond Python's limits
             line = getattr(error, "lineno", None)
             raise TemplateError(f"chat template{f', line {line}' if line else ''}: {error}") from None
 
@@ -282,7 +287,7 @@ class ChatTemplate:
         tagged = self.tagged if tagged is None else tagged
         if tagged:
             messages = [_tagged(message, i) for i, message in enumerate(messages)]
-            tools = _tagged(tools, _DATA)
+            tools = _tagged(tools, TOOL_SCHEMAS)
         index = {id(message): i for i, message in enumerate(messages)}
         if len(index) != len(messages):
             raise ValueError("each message must be an object of its own: tracing tells them apart by identity")
@@ -426,7 +431,7 @@ def _owned(pieces: list[str]) -> Traced:
                     elif message in opened:
                         strings.append((message, opened.pop(message), position + at))
                     continue
-                if assigned and any(not entry[2] for entry in stack):
+                if assigned and any(not entry[2] or entry[0] == scope for entry in stack):
                     continue  # a look-up of a neighbour while a message is being written, not a new message
                 for depth, entry in enumerate(stack):
                     if entry[0] == scope:  # the scope starts anew: what it and everything inside it had opened is over

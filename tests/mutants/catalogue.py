@@ -94,7 +94,8 @@ MUTANTS = (
         "if False:",
     ),
     Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
-    Mutant("drop check skipped", _PARSER, "check_dropped(self, sample)\n        return sample", "return sample"),
+    Mutant("another message's text trained", _PARSER, "        check_foreign(self, sample)\n", ""),
+    Mutant("drop check skipped", _PARSER, "        check_dropped(self, sample)\n", ""),
     Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
     Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
     Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),
@@ -139,7 +140,10 @@ MUTANTS = (
     # tracing
     Mutant("loops never end", _TRACING, "return [node, self._report(_END, [nodes.Const(scope)], node.lineno)]", "return node"),
     Mutant(
-        "a neighbour looked at becomes the owner", _TRACING, "if assigned and any(not entry[2] for entry in stack):", "if False:"
+        "a neighbour looked at becomes the owner",
+        _TRACING,
+        "if assigned and any(not entry[2] or entry[0] == scope for entry in stack):",
+        "if False:",
     ),
     Mutant("marks stay in front when text is joined", _TRACING, "marks.extend((length + at, mark)", "marks.extend((at, mark)"),
     Mutant(

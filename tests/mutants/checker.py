@@ -51,6 +51,7 @@ def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "argument forms", made_up.check_argument_forms
     yield "calls named in words", made_up.check_calls_named_in_words
     yield "what follows the end", made_up.check_what_follows_the_end
+    yield "foreign text", made_up.check_foreign_text
     yield "composed control tokens", made_up.check_composed
     rng, refused = random.Random(3), Counter[str]()
     for spec in oracles.SPECS:

@@ -152,3 +152,24 @@ def check_composed() -> None:
         ("<|im_end", "|>", "|endoftext|"),
     ):
         assert controls(name, content, key) == harmless, (name, content, key)
+
+
+def check_foreign_text() -> None:
+    """A turn into which the template writes the next message's text, before its end token, is refused."""
+    template = (
+        "{% for m in messages %}{% if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+        "{% if not loop.last and loop.nextitem.role == 'tool' %}{{ '<res>' + loop.nextitem.content }}{% endif %}"
+        "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    )
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "I look."},
+        {"role": "tool", "content": "TOOL RESULT of some length"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    try:
+        made_up(template).parse({"messages": messages})
+    except chatmask.RejectedRow as error:
+        assert error.reason.value == "foreign_text", error
+    else:
+        raise AssertionError("a tool's result was trained")

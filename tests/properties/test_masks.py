@@ -311,3 +311,8 @@ def test_control_tokens_put_together_around_content_are_text() -> None:
 def test_a_dropped_call_is_noticed_though_the_content_names_it() -> None:
     """A call that the template leaves out is missed even where the content mentions its name."""
     made_up.check_calls_named_in_words()
+
+
+def test_another_messages_text_in_a_turn_is_refused() -> None:
+    """A turn into which the template writes the next message's text, before its end token, is a named reject."""
+    made_up.check_foreign_text()
