@@ -387,7 +387,7 @@ def _ledger_lines(result: Any) -> Sequence[str]:
         declared = f"; as the spec declares{shown}" if shown else ", all equal"
         lines.append(f"  parity    {ledger.parity['turns']:,} turns compared with the served prompt{declared}")
     extra = {"control literals in content": ledger.control_text, "straddling tokens": ledger.straddles, "messages with declared drops": ledger.content_dropped}  # fmt: skip
-    lines += [f"  note      {n:,} {what}" for what, n in {**extra, **ledger.notes}.items() if n]
+    lines += [f"  note      {n:,} {what.replace('_', ' ')}" for what, n in {**extra, **ledger.notes}.items() if n]
     lines.append(f"  time      {result.seconds:.1f} s")
     return lines
 
