@@ -65,7 +65,7 @@ class Parser:
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
         self.template.calibrate([(CHAT, None), (AGENT, TOOLS)], **self.variants[0].kwargs)
         self.control = control_tokens(tokenizer, self.template_text, named)
-        self.control.update(self._put_together(named))
+        self.control.update(self._put_together())
         self.encoder = tokenizer.encoder(self.control)
         self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
         self.untouched = self.markers if spec.thinking.inline == "keep" else frozenset()
@@ -78,7 +78,7 @@ class Parser:
             for variant in self.variants:
                 compile_probe(self, variant).raise_if_failed()
 
-    def _put_together(self, named: Sequence[str]) -> dict[str, int]:
+    def _put_together(self) -> dict[str, int]:
         """Added tokens that the template writes in pieces (`'<|' + role + '|>'`): they stand in no constant, but in its renderings."""
         texts = []
         for messages, tools in ((CHAT, None), ([SYSTEM, *CHAT], None), (AGENT, TOOLS)):
@@ -124,15 +124,15 @@ class Parser:
         breaks = self.served_text_breaks(sample) if exact and (oracle or irregular or not spec.prefix_stable) else {}
         if exact:
             rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
-        emissions = self._emissions(sample, rewritten)
-        shift = int(sample.prepared.added_system)
-        borders = [border for emission in emissions for border in (emission.start, emission.end)]
-        ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
         if rendering.quoted and self.encoder.whole_only:
             raise RejectedRow(
                 RejectReason.CONTROL_TEXT,
                 f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.whole_only}",
             )
+        emissions = self._emissions(sample, rewritten)
+        shift = int(sample.prepared.added_system)
+        borders = [border for emission in emissions for border in (emission.start, emission.end)]
+        ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
         if oracle and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
             raise TokenizerError(
                 f"{self.loaded.name}: text cut at control tokens has other ids than the whole text ({different}), which the check at load "
