@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _ABSENT = object()
@@ -71,3 +71,8 @@ def _short(value: object) -> str:
         return f"{value[:12]}.."
     text = canonical_json(value).decode().strip()
     return text if len(text) <= 60 else f"{text[:57]}.."
+
+
+def first_unequal(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The first index at which two sequences differ; the length of the shorter one where it begins the other."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers as hf
 
+from .canonical import first_unequal
 from .errors import TokenizerError
 from .templates.environment import constants
 
@@ -175,7 +176,7 @@ class Encoder:
         whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
         if whole == ids.tolist():
             return ""
-        at = next((k for k, (a, b) in enumerate(zip(whole, ids.tolist(), strict=False)) if a != b), min(len(whole), len(ids)))
+        at = first_unequal(whole, ids.tolist())
         return f"token {at}: {whole[at : at + 4]} in the whole text, {ids[at : at + 4].tolist()} in pieces"
 
     def _first_difference(self) -> str:

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .canonical import fingerprint
+from .canonical import fingerprint, first_unequal
 from .cases import CASES, conversation
 from .errors import ChatmaskError, CheckFailed, RejectedRow, SpecError
 from .parsers.parser import Parser
@@ -230,13 +230,13 @@ def _compare_examples(
 ) -> None:
     if before["text"] != now["text"]:
         kinds.add("text_changed")
-        at = _first(before["text"], now["text"])
+        at = first_unequal(before["text"], now["text"])
         notes.append(
             f"text, character {at}: was {before['text'][max(0, at - 20) : at + 60]!r}, is {now['text'][max(0, at - 20) : at + 60]!r}"
         )
     if same_tokenizer and before["text"] == now["text"] and before["input_ids"] != now["input_ids"]:
         kinds.add("tokens_changed")
-        at = _first(before["input_ids"], now["input_ids"])
+        at = first_unequal(before["input_ids"], now["input_ids"])
         notes.append(
             f"ids, token {at}: was {before['input_ids'][at : at + 4]}, is {now['input_ids'][at : at + 4]} {_context(parser, now, at)}"
         )
@@ -411,10 +411,6 @@ def _span(span: Mapping[str, Any] | None) -> str:
         return "no span"
     state = "trained" if span["trained"] else f"not trained ({span['reason']})"
     return f"{state} {span['start']}:{span['end']} {span['text']!r}"
-
-
-def _first(a: Sequence[Any], b: Sequence[Any]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def drift_lines(report: CheckReport) -> Iterable[str]:

@@ -22,16 +22,19 @@ def check_foreign(parser: Parser, sample: Sample) -> None:
         RejectedRow: `foreign_text`.
     """
     messages, text = sample.prepared.messages, sample.rendering.text
+    foreign: list[tuple[int, int, int]] | None = None
     for turn in sample.turns:
         emission = text[turn.start : turn.end]
         follows = messages[turn.message + 1].get("content") if turn.message + 1 < len(messages) else None
         quoted = isinstance(follows, str) and bool(follows.strip()) and follows.strip() in emission
         if not quoted and not sample.rendering.gaps:
             continue
-        traced = _tagged_trace(parser, sample)
-        at = sample.shield.restore(traced.text, parser.control)[2] if sample.shield else int
-        for owner, start, end in traced.strings:
-            if owner not in (turn.message, TOOL_SCHEMAS) and at(start) < turn.end and at(end) > turn.start and end > start:
+        if foreign is None:
+            traced = _tagged_trace(parser, sample)
+            at = sample.shield.restore(traced.text, parser.control)[2] if sample.shield else int
+            foreign = [(owner, at(a), at(b)) for owner, a, b in traced.strings if owner != TOOL_SCHEMAS and b > a]
+        for owner, start, end in foreign:
+            if owner != turn.message and start < turn.end and end > turn.start:
                 role = messages[owner]["role"]
                 raise RejectedRow(RejectReason.FOREIGN_TEXT, f"holds text of message {owner} ({role})", turn.message)
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..canonical import first_unequal
 from ..conversation import Conversation, normalise
 from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
@@ -209,7 +210,9 @@ class Parser:
             literal = next(text for text, kept in shield.quoted if not kept)
             raise RejectedRow(RejectReason.CONTROL_TEXT, f"content holds {literal!r}")
         try:
-            rendering = self._render(prepared, shield, shown, tools, composable)
+            tagged = self.template.trace(shown, tools, tagged=True, **spec.kwargs) if composable or self.template.tagged else None
+            traced = tagged if tagged and self.template.tagged else self.template.trace(shown, tools, **spec.kwargs)
+            rendering = self._render(prepared, shield, traced, tagged.strings if tagged and composable else ())
         except TemplateError as error:
             raise RejectedRow(RejectReason.TEMPLATE_REFUSED, str(error)) from None
         if not _encodable(rendering.text):
@@ -220,17 +223,15 @@ class Parser:
         turns = [locate(rendering, i, spec, stops) for i in assistants]
         if turns and not turns[-1].stopped and spec.assistant.final_stop == "add" and turns[-1].end == len(rendering.text):
             rendering, turns[-1] = self._with_stop(rendering, turns[-1], spec)
-        sample = Sample(prepared, shield, shown, tools, rendering, turns)
+        sample = Sample(prepared, shield, shown, tools, rendering, turns, tagged)
         check_dropped(self, sample)
         check_foreign(self, sample)
         return sample
 
     def _render(
-        self, prepared: Prepared, shield: Shield | None, shown: list[dict[str, Any]], tools: Any, composable: bool
+        self, prepared: Prepared, shield: Shield | None, traced: Traced, strings: Sequence[tuple[int, int, int]]
     ) -> Rendering:
-        kwargs = prepared.spec.kwargs
-        traced = self.template.trace(shown, tools, **kwargs)
-        strings = self.template.trace(shown, tools, tagged=True, **kwargs).strings if composable else ()
+        """The final text and its control tokens; `strings` are the input strings in it, where one could complete a control token."""
         if shield is None:
             found = self.encoder.cut(traced.text)
             controls = _not_composed(found, strings)
@@ -238,11 +239,10 @@ class Parser:
             return Rendering(traced.text, tuple(controls), traced.ranges(), traced.gaps(), composed)
         text, controls, at = shield.restore(traced.text, self.control)
         own = [control for control in controls if control[0] not in shield.kept]
-        composed = len(own) - len(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
-        if composed:
-            whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
-            controls = [control for control in controls if control in whole or control[0] in shield.kept]
-        if text != self.template.render(prepared.messages, prepared.tools, **kwargs):
+        whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
+        composed = len(own) - len(whole)
+        controls = [control for control in controls if control in whole or control[0] in shield.kept]
+        if text != self.template.render(prepared.messages, prepared.tools, **prepared.spec.kwargs):
             raise RejectedRow(
                 RejectReason.CONTENT_STEERS_TEMPLATE,
                 f"the template acts on control text in content ({', '.join(sorted({repr(t) for t, _ in shield.quoted}))})",
@@ -413,7 +413,7 @@ def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def first_difference(served: str, trained: str) -> str:
     """The first place where two texts differ, both shown."""
-    at = next((i for i, (a, b) in enumerate(zip(served, trained, strict=False)) if a != b), min(len(served), len(trained)))
+    at = first_unequal(served, trained)
     start = max(0, at - 20)
     return f"at character {at}: served {served[start : at + 40]!r}, trained on {trained[start : at + 40]!r}"
 

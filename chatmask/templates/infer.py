@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ..canonical import first_unequal
 from ..conversation import Conversation
 from ..encoding import control_tokens, matcher
 from ..errors import ChatmaskError, RejectedRow, SpecError, TemplateError, TokenizerError
@@ -285,10 +286,7 @@ def _end(
     elif stop is None:
         # nothing closes the last turn and no range tells where the next message begins: with what stands before the first one, too
         before, between = text[: _place(traced, messages, 0).first], text[early.last : early.after]
-        shared = next(
-            (k for k, (a, b) in enumerate(zip(reversed(before), reversed(between), strict=False)) if a != b), len(between)
-        )
-        stop = early.after - min(shared, len(between))
+        stop = early.after - first_unequal(before[::-1], between[::-1])
     first = _closing(pattern, text, early.last, min(stop, early.after), tokenizer) or pattern.search(
         text, early.last, early.after
     )

@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..canonical import first_unequal
 from ..conversation import Conversation
 from ..encoding import control_tokens, matcher
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
@@ -231,7 +232,7 @@ def generation_prompt(template: ChatTemplate, tokenizer: Tokenizer, question: di
     behind, closed = (text.rpartition(question["content"])[2] for text in (served, before))
     if behind == closed:
         return behind
-    shared = next((i for i, (a, b) in enumerate(zip(behind, closed, strict=False)) if a != b), min(len(behind), len(closed)))
+    shared = first_unequal(behind, closed)
     pattern = matcher(control_tokens(tokenizer, template.source))
     inside = next((match.start() for match in pattern.finditer(behind) if match.start() < shared < match.end()), shared)
     return behind[inside:]

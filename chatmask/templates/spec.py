@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -166,9 +167,14 @@ class TemplateSpec(_Strict):
         """The concrete spec of one sample: itself, or under `auto` its on or off form."""
         if self.thinking.mode != "auto":
             return self
+        return self._forms[0] if thinks else self._forms[1]
+
+    @cached_property
+    def _forms(self) -> tuple[TemplateSpec, TemplateSpec]:
+        """Under `auto`: the on and the off form."""
         data = self.model_dump(exclude={"off"})
-        data["thinking"]["mode"] = "on" if thinks else "off"
-        return TemplateSpec.model_validate(data if thinks else merge(data, self.off or {}))
+        on, off = (merge(data, {"thinking": {"mode": mode}}) for mode in ("on", "off"))
+        return TemplateSpec.model_validate(on), TemplateSpec.model_validate(merge(off, self.off or {}))
 
     @property
     def sha256(self) -> str:

@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "steering not noticed",
         _PARSER,
-        "if text != self.template.render(prepared.messages, prepared.tools, **kwargs):",
+        "if text != self.template.render(prepared.messages, prepared.tools, **prepared.spec.kwargs):",
         "if False:",
     ),
     Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
