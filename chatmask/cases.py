@@ -107,7 +107,9 @@ def conversation(name: str, spec: TemplateSpec) -> dict[str, Any]:
     """One case as a record for `Parser.parse`, with the spec's own markers filled in."""
     _, messages, tools = CASES[name]
     assistant = spec.assistant
-    marks = {"{header}": assistant.header, "{history}": assistant.history_header or assistant.header, "{end}": assistant.ends[0]}
+    end = next(iter(assistant.ends), "")
+    marks = {"{header}": assistant.header, "{history}": assistant.history_header or assistant.header, "{end}": end}
+    role = next((name for name, meaning in spec.roles.items() if meaning == "assistant"), "assistant")
 
     def fill(text: str) -> str:
         for mark, value in marks.items():
@@ -116,6 +118,7 @@ def conversation(name: str, spec: TemplateSpec) -> dict[str, Any]:
 
     filled = [
         {k: fill(v) if k in ("content", "reasoning_content") and isinstance(v, str) else v for k, v in message.items()}
+        | ({"role": role} if message["role"] == "assistant" else {})
         for message in messages
     ]
     return {"messages": filled, **({"tools": tools} if tools else {})}

@@ -192,21 +192,33 @@ def inspect(
 @main.command()
 @click.argument("specs", nargs=-1, metavar="[SPEC]...")
 @click.option("--tokenizer", metavar="DIR|ID", help="Run the same conversations on a real tokenizer and its own template.")
+@click.option("--tokenizers", metavar="DIR", help="Folder with a tokenizer for each spec, by spec name or hub id in it.")
 @click.option("--accept", is_flag=True, help="Take what is found as the new snapshots. Refused in CI.")
 @click.option("--reason", metavar="TEXT", help="Why the new snapshots are right; kept in them.")
 @_json_option
-def check(specs: tuple[str, ...], tokenizer: str | None, accept: bool, reason: str | None, as_json: bool) -> None:
-    """Compare specs with their reference snapshots and name any drift."""
+def check(
+    specs: tuple[str, ...], tokenizer: str | None, tokenizers: str | None, accept: bool, reason: str | None, as_json: bool
+) -> None:
+    """Compare specs with their reference snapshots and name any drift.
+
+    Without SPEC: all specs whose tokenizer is at hand, which are those with a demo template and those that --tokenizers holds.
+    """
     from .snapshots import check as run
     from .snapshots import drift_lines
 
-    report = run(specs, tokenizer=tokenizer, accept=accept, reason=reason)
+    report = run(specs, tokenizer=tokenizer, tokenizers=tokenizers, accept=accept, reason=reason)
     for line in drift_lines(report):
         click.echo(line, err=True)
     for name in report.accepted:
         click.echo(f"accepted {name}", err=as_json)
     state = f"{len(report.drifts)} drifted" if report.drifts else "all hold"
     click.echo(f"{report.cases} snapshots of {report.specs} specs: {state}", err=as_json)
+    if report.skipped:
+        click.echo(
+            f"not checked, since their tokenizers are not at hand: {len(report.skipped)} specs; name one with --tokenizer DIR, "
+            "or give a folder of tokenizers with --tokenizers DIR",
+            err=True,
+        )
     if as_json:
         _print_json(report.to_dict())
     if report.drifts:
@@ -272,7 +284,12 @@ def specs() -> None:
 @specs.command("list")
 @_json_option
 def specs_list(as_json: bool) -> None:
-    """All packaged specs: family, thinking modes, prefix stability, and what each was verified against."""
+    """All packaged specs: family, thinking mode, history, and what each was verified against.
+
+    PREFIX: is every served prompt a prefix of the training text. REWRITTEN: which turns the snapshots show rendered otherwise than
+    they were served (context: what precedes them; emission: a part of the turn itself is gone).
+    """
+    from .snapshots import rewritten_kinds
     from .templates.registry import list_specs, load_spec
 
     rows: list[dict[str, Any]] = []
@@ -284,17 +301,26 @@ def specs_list(as_json: bool) -> None:
                 "family": spec.family,
                 "thinking": spec.thinking.mode,
                 "prefix_stable": spec.prefix_stable,
-                "rewritten": spec.rewritten.model_dump(),
+                "rewritten": rewritten_kinds(spec),
                 "verified": spec.verified,
+                "own_vocabulary": None if spec.reference is None else spec.reference.own,
                 "description": spec.description,
+                "note": spec.note,
             }
         )
     table = [
-        (r["name"], r["family"], r["thinking"], "stable" if r["prefix_stable"] else "rewrites", "; ".join(r["verified"]))
+        (
+            r["name"],
+            r["family"],
+            r["thinking"],
+            "stable" if r["prefix_stable"] else "breaks",
+            "+".join(r["rewritten"]) or "-",
+            "; ".join(r["verified"]) or "nothing",
+        )
         for r in rows
     ]
-    head = ("NAME", "FAMILY", "THINKING", "HISTORY", "VERIFIED AGAINST")
-    widths = [max(len(str(row[i])) for row in [head, *table]) for i in range(4)]
+    head = ("NAME", "FAMILY", "THINKING", "PREFIX", "REWRITTEN", "VERIFIED AGAINST")
+    widths = [max(len(str(row[i])) for row in [head, *table]) for i in range(5)]
     for row in [head, *table]:
         click.echo("  ".join(str(cell).ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip(), err=as_json)
     if as_json:

@@ -261,6 +261,9 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
         raise RejectedRow(RejectReason.NULL_CONTENT, f"`content` of this {role} message is null or missing", index)
 
     message: dict[str, Any] = {"role": role, "content": content}
+    said = item["from"] if sharegpt else item["role"]
+    if said not in ROLES:
+        message["role_in_data"] = said  # a name that only the spec knows: its template may write such roles otherwise
     if reasoning is not None and role == "assistant":
         message["reasoning_content"] = reasoning
     if calls:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import tokenizers as hf
 
 from .canonical import first_unequal
@@ -23,6 +24,8 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 def control_tokens(tokenizer: Tokenizer, template: str, named: Iterable[str] = ()) -> dict[str, int]:
     """Control tokens by literal: tokens flagged special, and added tokens that the template can write by itself.
 
+    An added token of white space alone (Gemma's runs of line breaks) is ordinary, unless it is flagged special.
+
     Args:
         tokenizer: whose added tokens count.
         template: the Jinja text; its string constants are searched.
@@ -32,7 +35,7 @@ def control_tokens(tokenizer: Tokenizer, template: str, named: Iterable[str] = (
     return {
         token.content: token.id
         for token in tokenizer.added.values()
-        if token.content and (token.special or any(token.content in text for text in written))
+        if token.content and (token.special or (token.content.strip() and any(token.content in text for text in written)))
     }
 
 
@@ -45,31 +48,41 @@ def matcher(literals: Iterable[str]) -> re.Pattern[str]:
 class Encoder:
     """Encodes text in which the positions of control tokens are known.
 
-    Control tokens are written by id; the text between them is encoded by a copy of the tokenizer that has no control tokens, so
-    text cannot become one. On text without quoted control tokens the ids equal the tokenizer's own (proven at load on
-    `PROBE_TEXTS`, and on a sample of every build).
+    Control tokens are written by id; the text between them is encoded piece by piece. On text without quoted control tokens the ids
+    equal those of the whole text (proven at load on `PROBE_TEXTS`, and on a sample of every build). Where a piece gives a control id
+    all the same (content quotes one, or normalisation makes one), the pieces are encoded by a copy of the tokenizer that has no
+    control tokens, so text cannot become one.
 
     Some tokenizers do not let text be cut: a SentencePiece-like one puts a space before the first piece only, an added token may
     swallow the white space beside it. Then the whole text is encoded as it is.
 
     Attributes:
-        whole_only: '' when text may be cut; else why not. Rows that quote control tokens must then be refused.
+        whole_only: '' when text may be cut; else why not.
     """
 
     def __init__(self, tokenizer: Tokenizer, control: dict[str, int]) -> None:
         self.tokenizer = tokenizer
         self.control = control
         self.pattern = matcher(control)
-        data = dict(tokenizer.data)
-        data["added_tokens"] = [item for item in data.get("added_tokens") or () if item["content"] not in control]
-        data["truncation"] = data["padding"] = data["post_processor"] = None
-        self.plain = hf.Tokenizer.from_str(json.dumps(data))
         self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
-        self._real_ids = self._renumbering()
         self.whole_only = ""
-        self.whole_only = self._first_difference()
+        self.whole_only = self._first_difference(tokenizer.whole)
 
-    def _renumbering(self) -> Ids | None:
+    @cached_property
+    def plain(self) -> hf.Tokenizer:
+        """The tokenizer without the control tokens; made when a row first needs it (it takes the time of loading one)."""
+        data = dict(self.tokenizer.data)
+        data["added_tokens"] = [item for item in data.get("added_tokens") or () if item["content"] not in self.control]
+        data["truncation"] = data["padding"] = data["post_processor"] = None
+        return hf.Tokenizer.from_str(orjson.dumps(data).decode())
+
+    @cached_property
+    def unquotable(self) -> str:
+        """'' when control tokens quoted in content can be encoded as text; else why not: such rows must be refused."""
+        return self.whole_only or self._first_difference(self.plain)
+
+    @cached_property
+    def _real_ids(self) -> Ids | None:
         """Ids of the copy -> ids of the tokenizer. The library numbers added tokens by their place in the list, so with the control
         tokens taken out the ordinary ones that are left may count otherwise. None where nothing differs."""
         kept = [token for token in self.tokenizer.added.values() if token.content not in self.control]
@@ -103,6 +116,13 @@ class Encoder:
             offsets = np.asarray(encoding.offsets, dtype=np.int32).reshape(-1, 2)
             whole = np.asarray(encoding.ids, dtype=np.int32)
             return self._with_control_edges(text, controls, whole, offsets[:, 0].copy(), offsets[:, 1].copy())
+        found = self._encode_pieces(self.tokenizer.whole, text, controls, borders)
+        return self._encode_pieces(self.plain, text, controls, borders) if self.foreign_control_ids(found[0], controls) else found
+
+    def _encode_pieces(
+        self, backend: hf.Tokenizer, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int]
+    ) -> tuple[Ids, Ids, Ids]:
+        real_ids = None if backend is self.tokenizer.whole else self._real_ids
         pieces: list[tuple[int, int]] = []
         position = 0
         for start, end, _ in controls:
@@ -114,16 +134,16 @@ class Encoder:
         fast = [i for i, piece in enumerate(texts) if piece and i not in exact]
         slow = sorted(exact)
         encoded: dict[int, Any] = dict(
-            zip(fast, self.plain.encode_batch_fast([texts[i] for i in fast], add_special_tokens=False), strict=True)
+            zip(fast, backend.encode_batch_fast([texts[i] for i in fast], add_special_tokens=False), strict=True)
         )
-        encoded.update(zip(slow, self.plain.encode_batch([texts[i] for i in slow], add_special_tokens=False), strict=True))
+        encoded.update(zip(slow, backend.encode_batch([texts[i] for i in slow], add_special_tokens=False), strict=True))
         ids: list[int] = []
         counts: list[int] = []
         starts: list[int] = []
         ends: list[int] = []
         for i, (start, end) in enumerate(pieces):
             if i in encoded:
-                got = encoded[i].ids if self._real_ids is None else self._real_ids[encoded[i].ids].tolist()
+                got = encoded[i].ids if real_ids is None else real_ids[encoded[i].ids].tolist()
                 ids += got
                 if i in exact:
                     for a, b in encoded[i].offsets:
@@ -179,7 +199,8 @@ class Encoder:
         at = first_unequal(whole, ids.tolist())
         return f"token {at}: {whole[at : at + 4]} in the whole text, {ids[at : at + 4].tolist()} in pieces"
 
-    def _first_difference(self) -> str:
+    def _first_difference(self, backend: hf.Tokenizer) -> str:
+        """Where the whole text and its pieces under `backend` first get different ids, on texts made to show it; '' where nowhere."""
         odd = [t for t in self.tokenizer.added.values() if t.content in self.control and (t.lstrip or t.rstrip or t.single_word)]
         joined = PROBE_TEXTS + [
             f"{a}{literal}{b}" for literal in list(self.control)[:64] for a, b in (("a", "b"), (" ", " "), ("\n", "\n\n"))
@@ -188,7 +209,7 @@ class Encoder:
         joined += [f"x {token.content} y" for token in [*odd, *ordinary[:64], *ordinary[-64:]]]
         for text in joined:
             whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
-            ids, _, _ = self.encode(text, self.cut(text))
+            ids, _, _ = self._encode_pieces(backend, text, self.cut(text), ())
             if whole != ids.tolist():
                 return f"{text!r} is {whole[:8]} as a whole and {ids.tolist()[:8]} cut at control tokens"
         return ""

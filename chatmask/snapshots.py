@@ -1,8 +1,9 @@
 """Reference snapshots: what a spec made of a conversation when somebody last looked, and in what way it differs now.
 
 `specs/snapshots/<spec>/<case>.json` holds conversation, text, ids, mask and spans. `check` runs the conversation again and names
-the kind of drift. Snapshots are taken with the embedded demo tokenizer, so the check runs anywhere; with `tokenizer=` the same
-conversations run on a real tokenizer and its own template, and text and spans must be the same.
+the kind of drift. Where a spec has a demo template, its snapshots hold the embedded demo tokenizer's ids, so the check runs
+anywhere; the others hold the ids of the tokenizer that the spec's `reference` names. On any other tokenizer (`tokenizer=`) the same
+conversations are run, and text and spans must be the same.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class Drift:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found: how much was compared, the drifts, and what `--accept` wrote."""
+    """What `check` found: how much was compared, the drifts, what `--accept` wrote, and specs without a tokenizer at hand."""
 
     specs: int
     cases: int
     drifts: tuple[Drift, ...]
     accepted: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `check --json` prints."""
@@ -75,6 +77,7 @@ class CheckReport:
             "ok": not self.drifts,
             "drifts": [{"spec": d.spec, "case": d.case, "drift": d.kinds[0], "kinds": list(d.kinds), "detail": d.detail} for d in self.drifts],
             "accepted": list(self.accepted),
+            "skipped": list(self.skipped),
         }  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def check(
     specs: Sequence[SpecLike] = (),
     *,
     tokenizer: Any = None,
+    tokenizers: str | Path | None = None,
     accept: bool = False,
     reason: str | None = None,
     storage: Storage | None = None,
@@ -89,41 +93,51 @@ def check(
     """Compare specs with their snapshots.
 
     Args:
-        specs: names or files; none means all packaged specs.
-        tokenizer: run on this tokenizer instead of the demo one (text and spans are compared, ids are not).
+        specs: names or files; none means all packaged specs (those without a tokenizer at hand are listed as skipped).
+        tokenizer: run on this tokenizer (ids are compared only if the snapshots were taken on it).
+        tokenizers: folder that holds a tokenizer for each spec: `<spec name>` or `<hub id>` in it. Ids are compared.
         accept: write what is found as the new snapshots; needs a reason, refused where the variable CI is set.
         reason: one line that stays in the snapshot.
 
     Raises:
-        SpecError: a spec cannot be read; `--accept` without a reason, in CI, or with another tokenizer.
+        SpecError: a spec cannot be read; `--accept` without a reason, in CI, or of demo snapshots with another tokenizer.
+        TokenizerError: a tokenizer that was asked for cannot be had.
     """
     if accept:
-        _refuse_careless(reason, tokenizer)
+        _refuse_careless(reason)
     if tokenizer is not None and not specs:
         raise SpecError("name the specs that are to be checked on this tokenizer: chatmask check SPEC... --tokenizer DIR")
-    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    choose = _Tokenizers(tokenizer, None if tokenizers is None else Path(tokenizers))
     drifts: list[Drift] = []
     accepted: list[str] = []
+    skipped: list[str] = []
     cases = 0
     names = list(specs) or list_specs()
     for like in names:
         spec = load_spec(like)
         folder = snapshot_folder(like, spec)
         kept = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+        if not specs and not choose.at_hand(spec):
+            skipped.append(spec.name)
+            continue
         if not kept and not accept:
             drifts.append(
                 Drift(spec.name, "-", ("snapshot_edited",), f"no snapshots in {folder}; make them with --accept --reason TEXT")
             )
             continue
+        loaded = choose(spec)
+        if accept and tokenizer is not None and spec.demo_template is not None:
+            raise SpecError(f"the snapshots of {spec.name} hold the demo tokenizer's ids; --accept them without --tokenizer")
         parser, complaint = _compile(spec, loaded)
-        if complaint and loaded is not None:
+        if complaint and tokenizer is not None:
             raise SpecError(complaint)
         for case in sorted({*kept, *(CASES if accept else ())}):
             cases += 1
             before = kept.get(case)
             record = before["conversation"] if before else conversation(case, spec)
             now = take(parser, case, record)
-            kinds, detail = ((), "") if before is None else compare(before, now, parser, same_tokenizer=loaded is None)
+            same = tokenizer is None or (before is not None and before["hashes"].get("tokenizer") == loaded.sha256)
+            kinds, detail = ((), "") if before is None else compare(before, now, parser, same_tokenizer=same or accept)
             if accept:
                 if before is None or kinds:
                     _write(storage or Storage(), folder / f"{case}.json", now, before, str(reason), kinds)
@@ -134,16 +148,54 @@ def check(
             drifts.append(Drift(spec.name, "probe", ("parity_broken",), complaint))
         if complaint and accept:
             raise SpecError(f"{complaint}\nnothing may be accepted while the probe fails")
-    return CheckReport(len(names), cases, tuple(drifts), tuple(accepted))
+    return CheckReport(len(names) - len(skipped), cases, tuple(drifts), tuple(accepted), tuple(skipped))
+
+
+class _Tokenizers:
+    """Which tokenizer a spec is checked on: the one given, one from the folder, the demo one, or the spec's own by its id."""
+
+    def __init__(self, given: Any, folder: Path | None) -> None:
+        self.given = None if given is None else load_tokenizer(given)
+        self.folder = folder
+        self.last: tuple[Path, Tokenizer] | None = None  # specs of a family lie side by side and share it
+
+    def _path(self, spec: TemplateSpec) -> Path | None:
+        if self.folder is None:
+            return None
+        places = [self.folder / name for name in (spec.name, spec.tokenizer.id) if name]
+        return next((place.resolve() for place in places if place.is_dir()), None)
+
+    def at_hand(self, spec: TemplateSpec) -> bool:
+        return self.given is not None or spec.demo_template is not None or self._path(spec) is not None
+
+    def __call__(self, spec: TemplateSpec) -> Tokenizer:
+        if self.given is not None:
+            return self.given
+        if spec.demo_template is not None:
+            return demo_tokenizer(packaged_template(spec.demo_template))
+        path = self._path(spec)
+        if path is None:
+            if spec.tokenizer.id is None:
+                raise SpecError(f"the spec {spec.name} names no tokenizer; give one with --tokenizer DIR")
+            return load_tokenizer(spec.tokenizer.id, spec.tokenizer.revision)
+        if self.last is None or self.last[0] != path:
+            self.last = (path, load_tokenizer(path))
+        return self.last[1]
 
 
 def snapshot_folder(like: SpecLike, spec: TemplateSpec) -> Path:
     """Where a spec's snapshots lie: beside its file, else with the packaged ones of the same name."""
-    if not isinstance(like, TemplateSpec):
-        beside = spec_file(like).parent / "snapshots" / spec.name
-        if beside.is_dir() or (spec_file(like).parent != specs_dir() and not (specs_dir() / "snapshots" / spec.name).is_dir()):
-            return beside
-    return specs_dir() / "snapshots" / spec.name
+    packaged = specs_dir() / "snapshots" / spec.name
+    if isinstance(like, TemplateSpec) or specs_dir() in spec_file(like).resolve().parents:
+        return packaged
+    beside = spec_file(like).parent / "snapshots" / spec.name
+    return beside if beside.is_dir() or not packaged.is_dir() else packaged
+
+
+def rewritten_kinds(spec: TemplateSpec) -> list[str]:
+    """Which kinds of rewriting (`context`, `emission`) the kept snapshots of a packaged spec show, sorted."""
+    kept = [_read(path) for path in sorted((specs_dir() / "snapshots" / spec.name).glob("*.json"))]
+    return sorted({kind for value in kept for kind in value.get("rewritten", {}).values()})
 
 
 def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,12 +311,13 @@ def _compare_spans(
     before: Mapping[str, Any], now: Mapping[str, Any], kinds: set[str], notes: list[str], same_tokenizer: bool
 ) -> None:
     """Spans by what they hold: the same under any tokenizer that renders the same text."""
-    old, new = {s["message"]: s for s in before["spans"]}, {s["message"]: s for s in now["spans"]}
+    old, new = _numbered(before["spans"]), _numbered(now["spans"])
     fields = (
         ("message", "start", "end", "trained", "reason", "text") if same_tokenizer else ("message", "trained", "reason", "text")
     )
-    for message in sorted({*old, *new}):
-        a, b = old.get(message), new.get(message)
+    for key in sorted({*old, *new}):
+        message = key[0]
+        a, b = old.get(key), new.get(key)
         if a is not None and b is not None and all(a[f] == b[f] for f in fields):
             continue
         notes.append(f"message {message}: was {_span(a)}, is {_span(b)}")
@@ -276,6 +329,14 @@ def _compare_spans(
             kinds.add("span_moved")
         else:
             _classify_text(a["text"], b["text"], before, message, kinds)
+
+
+def _numbered(spans: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Spans by message and by which of the message's spans they are (SpecForge's may be several)."""
+    found: dict[tuple[int, int], Mapping[str, Any]] = {}
+    for span in spans:
+        found[span["message"], sum(message == span["message"] for message, _ in found)] = span
+    return found
 
 
 def _classify_text(was: str, now: str, before: Mapping[str, Any], message: int, kinds: set[str]) -> None:
@@ -359,7 +420,7 @@ def _pretty(value: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _refuse_careless(reason: str | None, tokenizer: Any) -> None:
+def _refuse_careless(reason: str | None) -> None:
     if not reason or not reason.strip():
         raise SpecError(
             "--accept needs --reason TEXT: one line that says why the new masks are right; it is kept in the snapshot"
@@ -368,19 +429,13 @@ def _refuse_careless(reason: str | None, tokenizer: Any) -> None:
         raise SpecError(
             "--accept is refused in CI: look at the drift on a machine of yours, accept there, and commit the snapshots"
         )
-    if tokenizer is not None:
-        raise SpecError("snapshots hold the demo tokenizer's ids; --accept goes without --tokenizer")
 
 
 # --- small helpers --------------------------------------------------------------------------------------------------------------
 
 
-def _compile(spec: TemplateSpec, loaded: Tokenizer | None) -> tuple[Parser, str]:
+def _compile(spec: TemplateSpec, loaded: Tokenizer) -> tuple[Parser, str]:
     """A parser even of a spec that fails its probe (so that the drift can be named), and what the probe says."""
-    if loaded is None:
-        if spec.demo_template is None:
-            raise SpecError(f"the spec {spec.name} has no demo_template; check it with --tokenizer DIR")
-        loaded = demo_tokenizer(packaged_template(spec.demo_template))
     parser = Parser(spec, loaded, check=False)
     complaints = []
     for variant in parser.variants:

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import orjson
 import tokenizers as hf
 
 from .encoding import PROBE_TEXTS, Encoder, Ids
@@ -65,8 +66,9 @@ class Tokenizer:
 
     @cached_property
     def whole(self) -> hf.Tokenizer:
-        """The tokenizer as it is; added tokens in text become their ids."""
-        return hf.Tokenizer.from_str(json.dumps(self.data))
+        """The tokenizer as it is; added tokens in text become their ids. Nothing is cut, padded or put around, and offsets are whole."""
+        data = {**self.data, "truncation": None, "padding": None, "post_processor": None}
+        return hf.Tokenizer.from_str(orjson.dumps(data).decode())
 
     @cached_property
     def added(self) -> dict[str, AddedToken]:
@@ -79,9 +81,7 @@ class Tokenizer:
     def sha256(self) -> str:
         """Hash of everything that decides ids, whatever the file's formatting."""
         canonical = {k: v for k, v in self.data.items() if k not in ("version", "truncation", "padding", "post_processor")}
-        return hashlib.sha256(
-            json.dumps(canonical, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        ).hexdigest()
+        return hashlib.sha256(orjson.dumps(canonical, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     @cached_property
     def _encoders(self) -> dict[frozenset[str], Encoder]:
@@ -226,7 +226,7 @@ def _from_transformers(tokenizer: Any) -> Tokenizer:
     special = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if k in _TOKEN_NAMES}
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     template = _default_template(getattr(tokenizer, "chat_template", None), name)
-    return Tokenizer(json.loads(backend.to_str()), template, special, name, source=tokenizer)
+    return Tokenizer(orjson.loads(backend.to_str()), template, special, name, source=tokenizer)
 
 
 def _default_template(template: Any, name: str) -> str | None:
@@ -244,7 +244,7 @@ def _default_template(template: Any, name: str) -> str | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON: {error}") from None
 

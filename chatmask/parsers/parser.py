@@ -26,8 +26,9 @@ from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from . import specforge
 from .dropped import check_dropped, check_foreign
-from .messages import Prepared, prepare
+from .messages import Prepared, joined, prepare
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -117,18 +118,18 @@ class Parser:
         """As `parse`, for a Conversation; `oracle` also compares every turn with what the server would have sent."""
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
-        rewritten = self._rewritten(sample)
+        rewritten = {} if spec.specforge else self._rewritten(sample)
         # where roles come in another order than question and answer, or the template goes its own ways, `_rewritten` may be wrong: ask
         irregular = _irregular(sample.prepared.messages)
-        unsure = irregular or (not spec.prefix_stable and not self.predicts)
+        unsure = not spec.specforge and (irregular or (not spec.prefix_stable and not self.predicts))
         exact = oracle or unsure or spec.rewritten.context != "train"
         breaks = self.served_text_breaks(sample) if exact and (oracle or irregular or not spec.prefix_stable) else {}
-        if exact:
+        if exact and not spec.specforge:
             rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
-        if rendering.quoted and self.encoder.whole_only:
+        if rendering.quoted and self.encoder.unquotable:
             raise RejectedRow(
                 RejectReason.CONTROL_TEXT,
-                f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.whole_only}",
+                f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.unquotable}",
             )
         emissions = self._emissions(sample, rewritten)
         shift = int(sample.prepared.added_system)
@@ -204,7 +205,8 @@ class Parser:
             strings = strings_of(prepared.messages, prepared.tools)
             shield = find_quoted(strings, self.encoder.pattern, self.markers, self.untouched)
             composable = self.fragments.in_any(strings)
-        shown = [shield.message(m) if shield else dict(m) for m in prepared.messages]
+        # shielded first: the tags that joining adds are meant for the template, those in content are not
+        shown = [dict(joined(shield.message(m) if shield else m, spec.thinking.join)) for m in prepared.messages]
         tools = shield.value(prepared.tools) if shield else prepared.tools
         if shield and spec.special_in_content == "reject" and any(not kept for _, kept in shield.quoted):
             literal = next(text for text, kept in shield.quoted if not kept)
@@ -220,12 +222,21 @@ class Parser:
         assistants = [i for i, m in enumerate(prepared.messages) if m["role"] == "assistant"]
         self._refuse_reasoning(prepared, rendering)
         stops = self._stops(spec)
-        turns = [locate(rendering, i, spec, stops) for i in assistants]
+        if spec.specforge is not None:
+            turns = specforge.turns_of(rendering, assistants, spec, stops, self.encoder)
+        else:
+            roles = [m["role"] for m in prepared.messages]
+            turns = [
+                locate(rendering, i, spec, stops, roles[max(0, i - 1)] == "tool", roles[i + 1 : i + 2] == ["tool"])
+                for i in assistants
+            ]
+            turns = [_with_own_blanks(rendering, turn, prepared.messages[turn.message]) for turn in turns]
         if turns and not turns[-1].stopped and spec.assistant.final_stop == "add" and turns[-1].end == len(rendering.text):
             rendering, turns[-1] = self._with_stop(rendering, turns[-1], spec)
         sample = Sample(prepared, shield, shown, tools, rendering, turns, tagged)
         check_dropped(self, sample)
-        check_foreign(self, sample)
+        if spec.specforge is None:
+            check_foreign(self, sample)
         return sample
 
     def _render(
@@ -234,15 +245,15 @@ class Parser:
         """The final text and its control tokens; `strings` are the input strings in it, where one could complete a control token."""
         if shield is None:
             found = self.encoder.cut(traced.text)
-            controls = _not_composed(found, strings)
+            controls = _not_composed(found, strings, self._joined_tags(prepared))
             composed = len(found) - len(controls)
             return Rendering(traced.text, tuple(controls), traced.ranges(), traced.gaps(), composed)
         text, controls, at = shield.restore(traced.text, self.control)
         own = [control for control in controls if control[0] not in shield.kept]
-        whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings]))
+        whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings], self._joined_tags(prepared)))
         composed = len(own) - len(whole)
         controls = [control for control in controls if control in whole or control[0] in shield.kept]
-        if text != self.template.render(prepared.messages, prepared.tools, **prepared.spec.kwargs):
+        if text != self.template.render(prepared.given, prepared.tools, **prepared.spec.kwargs):
             raise RejectedRow(
                 RejectReason.CONTENT_STEERS_TEMPLATE,
                 f"the template acts on control text in content ({', '.join(sorted({repr(t) for t, _ in shield.quoted}))})",
@@ -253,6 +264,13 @@ class Parser:
             for i, found in traced.gaps().items()
         }
         return Rendering(text, tuple(controls), ranges, gaps, len(shield.quoted) + composed, frozenset(shield.kept))
+
+    def _joined_tags(self, prepared: Prepared) -> dict[int, list[int]]:
+        """By message, the ids of the think tags that `thinking.join` put into its content, once each."""
+        if prepared.spec.thinking.join is None:
+            return {}
+        tags = [self.control[match.group()] for match in self.encoder.pattern.finditer(prepared.spec.thinking.join)]
+        return {i: list(tags) for i, m in enumerate(prepared.messages) if m["role"] == "assistant" and reasoning_of(m)}
 
     def _stops(self, spec: TemplateSpec) -> Stops:
         ids = {end: self.control[end] for end in spec.assistant.ends if end in self.control}
@@ -326,13 +344,15 @@ class Parser:
                 )
             if sample.prepared.flags[turn.message] is False:
                 reason = "flag"
+            elif turn.reason:
+                reason = turn.reason
             elif treatment == "mask":
                 reason = "history_rewritten" if kind == "emission" else "context_rewritten"
             emissions.append(Emission(turn.message, turn.start, turn.end, reason))
         return emissions
 
     def _plain_text(self, sample: Sample) -> str:
-        text = self.template.render(sample.prepared.messages, sample.prepared.tools, **sample.prepared.spec.kwargs)
+        text = self.template.render(sample.prepared.given, sample.prepared.tools, **sample.prepared.spec.kwargs)
         return text + sample.rendering.text[len(text) :] if sample.prepared.spec.assistant.final_stop == "add" else text
 
     # --- the oracle -------------------------------------------------------------------------------------------------------
@@ -364,7 +384,7 @@ class Parser:
         return breaks
 
     def _parity(self, sample: Sample, breaks: Mapping[int, str], ids: Ids, spans: Sequence[Span]) -> tuple[ParityBreak, ...]:
-        stable = sample.prepared.spec.prefix_stable
+        stable = sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
         shift = sample.prepared.added_system
         found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]
         for turn, span in zip(sample.turns, spans, strict=True):
@@ -382,6 +402,15 @@ class Parser:
         return tuple(found)
 
 
+def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) -> Turn:
+    """A turn without an end token, with the white space that the message itself ends with (the template's is not the model's)."""
+    content = message.get("content")
+    if turn.stopped or turn.end_rewritten or not isinstance(content, str) or message.get("tool_calls"):
+        return turn
+    blanks = content[len(content.rstrip()) :]
+    return replace(turn, end=turn.end + len(blanks)) if rendering.text.startswith(blanks, turn.end) else turn
+
+
 def _encodable(text: str) -> bool:
     try:
         text.encode()
@@ -394,14 +423,25 @@ def _looks_like_a_tag(literal: str) -> bool:
     return len(literal) > 2 and not literal[0].isalnum() and not literal[-1].isalnum() and literal.strip() == literal
 
 
-def _not_composed(controls: list[Control], strings: Sequence[tuple[int, int, int]]) -> list[Control]:
-    """The control tokens of which the template wrote every character: those that overlap no input string."""
+def _not_composed(
+    controls: list[Control], strings: Sequence[tuple[int, int, int]], joined_tags: Mapping[int, list[int]]
+) -> list[Control]:
+    """The control tokens of which the template wrote every character: those that overlap no input string, and the think tags that
+    `thinking.join` put into a message's content (`joined_tags`)."""
     if not strings:
         return controls
     starts = sorted(start for _, start, end in strings if end > start)
     ends = sorted(end for _, start, end in strings if end > start)
+
+    def tag(control: Control) -> bool:
+        for owner, start, end in strings if joined_tags else ():
+            if start <= control[0] and control[1] <= end and control[2] in joined_tags.get(owner, ()):
+                joined_tags[owner].remove(control[2])
+                return True
+        return False
+
     # a string overlaps [a, b) unless it ends by a or begins at b: count those that began before b and have not ended by a
-    return [c for c in controls if bisect.bisect_left(starts, c[1]) == bisect.bisect_right(ends, c[0])]
+    return [c for c in controls if bisect.bisect_left(starts, c[1]) == bisect.bisect_right(ends, c[0]) or tag(c)]
 
 
 def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -95,6 +95,7 @@ class Turn:
         form: `served` when the header is the generation prompt, `history` when it is the history header.
         stopped: False when the template writes no end-of-turn token (last turn under `end_owner: next`).
         end_rewritten: True when history writes another token in place of the sampled one; the turn then ends before it.
+        reason: why the turn cannot be trained, where its text does not allow it (`specforge/*`); empty otherwise.
     """
 
     message: int
@@ -104,6 +105,7 @@ class Turn:
     form: Literal["served", "history"]
     stopped: bool = True
     end_rewritten: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ class Stops:
     in_headers: Mapping[str, int] = field(default_factory=dict)
 
 
-def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops) -> Turn:
+def locate(
+    rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops, after_tool: bool = False, before_tool: bool = False
+) -> Turn:
     """Find one assistant turn.
 
     Args:
@@ -124,6 +128,7 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops)
         message: index of the assistant message.
         spec: concrete spec.
         stops: ids that end turns.
+        after_tool, before_tool: does a tool's result stand before this message, and behind it.
 
     Raises:
         RejectedRow: `no_assistant_span`, `header_not_found` or `end_not_found`, with expected and found text.
@@ -132,30 +137,41 @@ def locate(rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops)
     gaps = rendering.gaps.get(message, [])
     if not ranges and not gaps:
         raise RejectedRow(RejectReason.NO_ASSISTANT_SPAN, "the template writes nothing for this message", message)
-    for start, stop in ranges:
-        for header in spec.assistant.headers:
+    found = find_header(rendering, message, spec, stops, after_tool)
+    if found is None:
+        start = ranges[0][0] if ranges else gaps[0].before
+        expected = " or ".join(repr(header) for header in spec.assistant.headers_of(after_tool))
+        text = rendering.text[start : start + 200]
+        raise RejectedRow(RejectReason.HEADER_NOT_FOUND, f"expected {expected}, found {text!r}", message)
+    header, at, floor, stop = found
+    form: Literal["served", "history"] = "served" if header == spec.assistant.served_header(after_tool) else "history"
+    turn = Turn(message, at - len(header), at, at, form)
+    return _ended(rendering, turn, spec, stops, floor, stop, before_tool and spec.assistant.results_in_turn)
+
+
+def find_header(
+    rendering: Rendering, message: int, spec: TemplateSpec, stops: Stops, after_tool: bool = False
+) -> tuple[str, int, int, int] | None:
+    """The header of an assistant message at its own boundary.
+
+    Returns:
+        The header, where it ends, and the stretch (from, to) in which the turn's end token is to be looked for; None where no
+        header of the spec stands there.
+    """
+    headers = spec.assistant.headers_of(after_tool)
+    for start, stop in rendering.ranges.get(message, []):
+        for header in headers:
             at = _header_end(rendering, header, start, stop, stops.in_headers.get(header, 0))
             if at is not None:
-                return _ended(rendering, _turn(message, header, at, spec), spec, stops, at, stop)
-    for gap in gaps:
+                return header, at, at, stop
+    for gap in rendering.gaps.get(message, []):
         # the template's own text before the message's strings: its last header is this message's
-        ends = [
-            (rendering.text.rfind(header, gap.before, gap.first) + len(header), header)
-            for header in spec.assistant.headers
-            if header
-        ]
+        ends = [(rendering.text.rfind(header, gap.before, gap.first) + len(header), header) for header in headers if header]
         found = [(at, header) for at, header in ends if at >= gap.before + len(header)]
         if found:
             at, header = max(found, key=lambda item: (item[0], len(item[1])))
-            return _ended(rendering, _turn(message, header, at, spec), spec, stops, gap.last, gap.after)
-    start = ranges[0][0] if ranges else gaps[0].before
-    expected = " or ".join(repr(header) for header in spec.assistant.headers)
-    found_text = rendering.text[start : start + 200]
-    raise RejectedRow(RejectReason.HEADER_NOT_FOUND, f"expected {expected}, found {found_text!r}", message)
-
-
-def _turn(message: int, header: str, at: int, spec: TemplateSpec) -> Turn:
-    return Turn(message, at - len(header), at, at, "served" if header == spec.assistant.header else "history")
+            return header, at, gap.last, gap.after
+    return None
 
 
 def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
@@ -181,7 +197,9 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int, contro
     return None
 
 
-def _ended(rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, floor: int, stop: int) -> Turn:
+def _ended(
+    rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, floor: int, stop: int, results_follow: bool = False
+) -> Turn:
     """The turn with its end: the end token in [floor, stop), else in the template's text up to the next message.
 
     `stop` is where the message's text ends. The first end token counts: what the template writes behind it while it still works
@@ -192,6 +210,8 @@ def _ended(rendering: Rendering, turn: Turn, spec: TemplateSpec, stops: Stops, f
     ids = set(stops.ids.values())
     find = rendering.last_control if spec.special_in_content == "allow" else rendering.first_control
     own = None if assistant.end_owner == "next" else find(ids, floor, stop)
+    if own is not None and results_follow:
+        return replace(turn, end=own[1])
     if own is not None:
         return _with_trailing(rendering, turn, spec, own[1], stop)
     if stops.history is not None:

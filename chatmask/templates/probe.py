@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,15 @@ class Report:
             raise SpecError(f"the spec {self.spec} does not fit the tokenizer {self.tokenizer}:\n{shown}")
 
 
+# what templates may read reasoning from, and nothing of it
+_FIELDS: tuple[dict[str, Any], ...] = (
+    {"reasoning_content": None},
+    {"reasoning_content": "Probe beta."},
+    {"reasoning_content": None, "thinking": "Probe beta."},
+    {"reasoning_content": None, "reasoning": "Probe beta."},
+)
+
+
 def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -120,6 +130,9 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     thinks = spec.thinking.mode == "on"
     why = "Probe reasoning alpha." if thinks else None
     plain = _chat(_user("Probe question one?"), _assistant("Probe answer one.", why))
+    if spec.specforge is not None:
+        _specforge(parser, spec, findings, plain)
+        return report()
     if not _prompt(parser, spec, findings):
         return report()
     sample = _try(findings, parser, spec, "a one-turn chat", plain)
@@ -138,6 +151,13 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         return report()
     _history(parser, spec, findings, sample, thinks)
     _edges(parser, spec, findings, _thoughtless(two))
+    if spec.thinking.join is not None:
+        texts = {
+            parser.template.render([*plain.messages[:-1], {**plain.messages[-1], **more}], None, **spec.kwargs)
+            for more in _FIELDS
+        }
+        claim, found = "the template reads no field of reasoning (thinking.join)", "not read" if len(texts) == 1 else "read"
+        findings.append(Finding(claim, "not read", found, found == "not read"))
     unknown = sorted(set(spec.kwargs) - variables(parser.template.source))
     found = f"{', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} read nowhere" if unknown else "read"
     findings.append(Finding("the template reads every kwarg", "read", found, not unknown))
@@ -156,6 +176,8 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     )  # fmt: skip
     parser.null_content = _null_content(parser, spec, called)
     tools = _try(findings, parser, spec, "a tool call and its result", called, optional=True)
+    if spec.assistant.after_tool is not None:
+        _after_tool(parser, spec, findings, tools)
     if tools is not None:
         _results_untrained(findings, tools)
         _markers(parser, spec, called)
@@ -170,6 +192,22 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
         chats += [called, _chat(*more, tools=parser.renders_tools)]
     _stability(parser, spec, findings, chats)
     return report()
+
+
+def _specforge(parser: Parser, spec: TemplateSpec, findings: list[Finding], plain: Conversation) -> None:
+    """SpecForge's entries claim less: a header that need not be the generation prompt, and an end. Both must be found."""
+    role = next((name for name, meaning in spec.roles.items() if meaning == "assistant"), None)
+    if role is not None:
+        plain = _chat(*({**m, "role_in_data": role} if m["role"] == "assistant" else m for m in plain.messages))
+    sample = _try(findings, parser, spec, "a one-turn chat", plain)
+    if sample is None:
+        return
+    turn, text = sample.turns[-1], sample.rendering.text
+    header = repr(spec.assistant.header)
+    found = f"not found; the text is {text[:200]!r}" + _nearest(spec.assistant.header, text) if turn.reason else header
+    findings.append(Finding("assistant.header stands where the turn begins", header, found, not turn.reason))
+    _bos(parser, findings, sample)
+    parser.renders_tools = _renders_tools(parser, spec, plain)
 
 
 def _sample(parser: Parser, spec: TemplateSpec, conversation: Conversation) -> Any:
@@ -250,7 +288,8 @@ def _prompt(parser: Parser, spec: TemplateSpec, findings: list[Finding]) -> bool
     header = spec.assistant.header
     before = parser.template.render([question], None, **spec.kwargs)
     # where the template writes the header behind every question (Yi), the prompt adds nothing and the header is a part of that text
-    behind = served == before and (found.endswith(header) if header.strip() else not found.strip())
+    # an empty header says as much: there is no prompt, whatever closes the question (Mistral)
+    behind = served == before and (not header or (found.endswith(header) if header.strip() else not found.strip()))
     ok = found == header or behind
     near = "" if ok else _nearest(header, served)
     findings.append(Finding("assistant.header is the generation prompt", repr(header), repr(found) + near, ok))
@@ -321,14 +360,16 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         claim = "the last turn keeps its reasoning between the tags"
         findings.append(Finding(claim, f"kept, between {spec.thinking.open} and {spec.thinking.close}", last, last == "kept"))
     if spec.assistant.history_header is not None:
-        forms = [turn.form for turn in sample.turns]
+        forms = [[turn.form for turn in sample.turns]]
+        if thinks:
+            # some templates write another header only before turns that do not think (GLM-4.7, Nemotron-3)
+            messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in sample.prepared.messages]
+            with suppress(RejectedRow):
+                forms.append([turn.form for turn in _sample(parser, spec, _chat(*messages)).turns])
+        shown = "; without reasoning ".join(", then ".join(found) for found in forms)
+        claim = "history_header stands before earlier turns"
         findings.append(
-            Finding(
-                "history_header stands before earlier turns",
-                "history (at least in the first turn)",
-                ", then ".join(forms),
-                forms[0] == "history",
-            )
+            Finding(claim, "history (at least in the first turn)", shown, any(found[0] == "history" for found in forms))
         )
 
 
@@ -401,6 +442,21 @@ def _other_form(parser: Parser, spec: TemplateSpec, findings: list[Finding], cal
     except RejectedRow:
         return
     findings.append(Finding("tool_arguments is the form that the template takes", spec.tool_arguments, other, False))
+
+
+def _after_tool(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any) -> None:
+    """The header behind a tool's result must be what a server's prompt ends with there."""
+    header = spec.assistant.served_header(True)
+    if sample is None:
+        findings.append(
+            Finding("after_tool.header is the prompt behind a tool's result", repr(header), "tools are not supported", False)
+        )
+        return
+    turn = sample.turns[-1]
+    found = parser.served(sample, turn.message)
+    served = "" if found is None else found[0]
+    ok = served.endswith(header) and (bool(header) or served == sample.rendering.text[: turn.start])
+    findings.append(Finding("after_tool.header is the prompt behind a tool's result", repr(header), repr(served[-60:]), ok))
 
 
 def _results_untrained(findings: list[Finding], sample: Any) -> None:

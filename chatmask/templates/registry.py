@@ -14,7 +14,7 @@ from .spec import TemplateSpec, merge
 from .strict_yaml import Lines, load_yaml_file, scalar
 
 SpecLike = str | Path | TemplateSpec
-_NOT_INHERITED = ("name", "extends", "description", "verified")
+_NOT_INHERITED = ("name", "extends", "description", "note", "verified")
 
 
 def specs_dir() -> Path:
@@ -108,7 +108,8 @@ def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]
             named = beside.with_name(f"{beside.name}.yaml")
             beside = named if named.is_file() and named != path else spec_file(parent)
         base, _ = _resolve(beside, (*seen, path.resolve()))
-        data = merge({k: v for k, v in base.items() if k not in _NOT_INHERITED}, data)
+        whole = {"reference"} & set(data)  # one statement: half of the parent's would say something else
+        data = merge({k: v for k, v in base.items() if k not in (*_NOT_INHERITED, *whole)}, data)
     template = data.get("template")
     if isinstance(template, str) and template.endswith(".jinja") and (path.parent / template).is_file():
         data["template"] = str(path.parent / template)

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Treatment = Literal["train", "mask", "reject"]
 
+# fields that cannot change a mask: names, words, and where tokenizers are to be had
+_NOT_IN_HASH = {"name", "extends", "description", "note", "family", "verified", "reference", "tokenizer", "demo_template"}
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -28,11 +31,53 @@ class TokenizerRef(_Strict):
     revision: str | None = Field(None, description="commit, tag or branch; null takes the default branch")
 
 
+class Reference(_Strict):
+    """On what the snapshots were taken, for the tests, which lay this tokenizer out from public packages."""
+
+    vocabulary: str = Field(description="a real vocabulary, by the name that tests/vocabularies.py gives it")
+    template: str | None = Field(
+        None, description="public template, `package/name`; null takes the one that comes with the vocabulary"
+    )
+    own: bool = Field(
+        True, description="false: another model's vocabulary stands in, with the template's control tokens added to it"
+    )
+
+
+class SpecForge(_Strict):
+    """SpecForge's way to find spans, for `specforge/*`: a header, then all text up to an end, tool results included.
+
+    Source of the rules: SpecForge, `specforge/data/parse.py` and `template.py` (August 2026), described in docs/specforge.md.
+    """
+
+    parser: Literal["general", "thinking", "glm", "openai-harmony"] = Field(
+        description="`general` drops reasoning fields; `thinking` and `glm` keep them; `openai-harmony` writes the text itself"
+    )
+    until: str | list[str] | None = Field(
+        None, description="text that ends a span in place of `end_of_turn`; it stays outside. `{n}` stands for digits"
+    )
+    until_included: bool = Field(False, description="the text of `until` is supervised too (longcat)")
+    ignore: list[str] = Field(default_factory=list, description="text that is not supervised wherever the template writes it")
+
+
+class AfterTool(_Strict):
+    """How a turn begins behind a tool's result, where the template writes it otherwise than behind a question."""
+
+    header: str = Field(description="generation prompt behind a tool's result; may be empty")
+    history_header: str | None = Field(None, description="header of an earlier such turn, where the template writes it otherwise")
+
+
 class Assistant(_Strict):
     """How an assistant turn begins and ends in the rendered text."""
 
     header: str = Field(description="text of the generation prompt: what `add_generation_prompt=True` adds; never supervised")
     history_header: str | None = Field(None, description="header of an earlier turn, where the template writes it otherwise")
+    after_tool: AfterTool | None = Field(
+        None, description="headers of turns behind a tool's result (DeepSeek: no role header there)"
+    )
+    results_in_turn: bool = Field(
+        False,
+        description="the template writes a call's results behind its end token, within the same turn (Gemma 4); not supervised",
+    )
     end_of_turn: str | list[str] = Field(
         description="token that the model ends a turn with; supervised. A list where several do; an empty one needs allow_untrained_stop"
     )
@@ -55,11 +100,20 @@ class Assistant(_Strict):
         """The end-of-turn literals, always as a tuple."""
         return (self.end_of_turn,) if isinstance(self.end_of_turn, str) else tuple(self.end_of_turn)
 
+    def headers_of(self, after_tool: bool) -> tuple[str, ...]:
+        """Header and history header of a turn, longest first, so that a header is never taken for its own prefix."""
+        of = self.after_tool if after_tool and self.after_tool is not None else self
+        both = {of.header, of.header if of.history_header is None else of.history_header}
+        return tuple(sorted(both, key=len, reverse=True))
+
     @property
     def headers(self) -> tuple[str, ...]:
-        """Header and history header, longest first, so that a header is never taken for its own prefix."""
-        both = {self.header, self.history_header or self.header}
-        return tuple(sorted(both, key=len, reverse=True))
+        """All headers, behind tools' results too, longest first."""
+        return tuple(sorted({*self.headers_of(False), *self.headers_of(True)}, key=len, reverse=True))
+
+    def served_header(self, after_tool: bool) -> str:
+        """The generation prompt before a turn."""
+        return self.after_tool.header if after_tool and self.after_tool is not None else self.header
 
     @model_validator(mode="after")
     def _some_end(self) -> Assistant:
@@ -77,6 +131,11 @@ class Thinking(_Strict):
     open: str | None = Field(None, description="tag before the reasoning")
     close: str | None = Field(None, description="tag behind the reasoning")
     inline: Literal["split", "keep"] = Field("split", description="split: tags inside content become `reasoning_content`")
+    join: str | None = Field(
+        None,
+        description="for templates that know reasoning only inside content: how it is put there, with {reasoning} and {content}, "
+        "in the model's own form and without what the header already opens",
+    )
     strip: bool = Field(False, description="remove all reasoning from the data")
     conflict: Literal["reject", "allow"] = Field("reject", description="what to do when the system text sets the other option")
     in_history: Literal["kept", "dropped"] = Field("kept", description="does the template keep the reasoning of earlier turns")
@@ -88,6 +147,8 @@ class Thinking(_Strict):
     def _tags_for_modes(self) -> Thinking:
         if self.mode in ("on", "auto") and not (self.open and self.close):
             raise ValueError(f"mode `{self.mode}` needs `open` and `close`")
+        if self.join is not None and (self.join.count("{reasoning}"), self.join.count("{content}")) != (1, 1):
+            raise ValueError("join: name {reasoning} and {content} once each")
         return self
 
 
@@ -107,7 +168,9 @@ class TemplateSpec(_Strict):
     )
     description: str = ""
     family: str = ""
+    note: str = Field("", description="what a user must know before choosing this spec")
     verified: list[str] = Field(default_factory=list, description="what the spec was checked against, in words")
+    reference: Reference | None = Field(None, description="on what the snapshots were taken")
     tokenizer: TokenizerRef = TokenizerRef(id=None, revision=None)
     template: str = Field("tokenizer", description="`tokenizer`, a packaged .jinja name, or a .jinja file beside the spec")
     demo_template: str | None = Field(
@@ -119,6 +182,10 @@ class TemplateSpec(_Strict):
     assistant: Assistant
     thinking: Thinking = Thinking.model_validate({})
     off: dict[str, Any] | None = Field(None, description="mode auto: fields that change for a sample without reasoning")
+    tool_call_ids: str | None = Field(
+        None,
+        description="form of call ids that the template relies on, with {name} and {index} (Kimi K2); other ids are rewritten",
+    )
     tool_arguments: Literal["dict", "json"] = Field("dict", description="form in which the template wants tool arguments")
     drops: list[Literal["content_with_tool_calls", "content", "reasoning", "tool_calls", "system", "user", "tool", "tools"]] = (
         Field(default_factory=list, description="what the template is known to leave out")
@@ -127,6 +194,7 @@ class TemplateSpec(_Strict):
     rewritten: Rewritten = Rewritten(context="train", emission="mask")
     straddle: Literal["exclude", "include"] = Field("exclude", description="a token that straddles the start of a span")
     special_in_content: Literal["text", "reject", "allow"] = Field("text", description="control tokens quoted in content")
+    specforge: SpecForge | None = Field(None, description="spans by SpecForge's rules in place of ours; only for `specforge/*`")
     date: str | None = Field(None, description="YYYY-MM-DD that `strftime_now` returns, for templates that print the date")
 
     @field_validator("system")
@@ -179,7 +247,7 @@ class TemplateSpec(_Strict):
     @property
     def sha256(self) -> str:
         """Hash of everything that can change a mask (not of names, descriptions or where the tokenizer is to be had)."""
-        data = self.model_dump(exclude={"description", "verified", "extends", "tokenizer", "family", "name", "demo_template"})
+        data = self.model_dump(exclude=_NOT_IN_HASH)
         return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 

@@ -25,6 +25,7 @@ class Mutant:
 _MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding.py"
 _PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
 _TRACING, _SPEC = "templates/tracing.py", "templates/spec.py"
+_ENCODING, _SPECFORGE = "encoding.py", "parsers/specforge.py"
 _SET = "mask[first:last] = 1"
 _FIND = "            shield = find_quoted(strings, "
 _FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
@@ -45,8 +46,8 @@ MUTANTS = (
     Mutant(
         "header trained",
         _TURNS,
-        "return Turn(message, at - len(header), at, at,",
-        "return Turn(message, at - len(header), at - len(header), at,",
+        "turn = Turn(message, at - len(header), at, at, form)",
+        "turn = Turn(message, at - len(header), at - len(header), at, form)",
     ),
     Mutant(
         "what follows the end token trained",
@@ -55,14 +56,40 @@ MUTANTS = (
         '== "allow" else rendering.last_control',
     ),
     Mutant(
-        "history header forgotten", _TURNS, "for header in spec.assistant.headers:", "for header in (spec.assistant.header,):"
+        "history header forgotten",
+        _SPEC,
+        "both = {of.header, of.header if of.history_header is None else of.history_header}",
+        "both = {of.header}",
     ),
-    Mutant("history taken for served", _TURNS, 'if header == spec.assistant.header else "history"', 'if header else "history"'),
+    Mutant(
+        "history taken for served",
+        _TURNS,
+        'if header == spec.assistant.served_header(after_tool) else "history"',
+        'if header is not None else "history"',
+    ),
+    Mutant(
+        "header behind a tool forgotten",
+        _SPEC,
+        "of = self.after_tool if after_tool and self.after_tool is not None else self\n",
+        "of = self\n",
+    ),
+    Mutant("header behind a tool taken everywhere", _PARSER, 'roles[max(0, i - 1)] == "tool",', "True,"),
+    Mutant(
+        "results within a turn trained",
+        _TURNS,
+        "        return replace(turn, end=own[1])\n    if own is not None:",
+        "        return replace(turn, end=stop)\n    if own is not None:",
+    ),
     Mutant("trailing text trained", _TURNS, "if spec.assistant.supervise_trailing:", "if True:"),
     Mutant("trailing text never trained", _TURNS, "if spec.assistant.supervise_trailing:", "if False:"),
     Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
     Mutant("lost content not noticed", _TURNS, "if content not in emission:", "if False:"),
-    Mutant("short header taken for the long one", _SPEC, "key=len, reverse=True", "key=len"),
+    Mutant(
+        "short header taken for the long one",
+        _SPEC,
+        "return tuple(sorted(both, key=len, reverse=True))",
+        "return tuple(sorted(both, key=len))",
+    ),
     # shielding
     Mutant("shield skipped", _PARSER, _FIND, "            shield = None and find_quoted(strings, "),
     Mutant("markers lose their ids", _SHIELD, _FLAG, "self.quoted.append((literal, False))"),
@@ -90,12 +117,37 @@ MUTANTS = (
     Mutant(
         "steering not noticed",
         _PARSER,
-        "if text != self.template.render(prepared.messages, prepared.tools, **prepared.spec.kwargs):",
+        "if text != self.template.render(prepared.given, prepared.tools, **prepared.spec.kwargs):",
         "if False:",
     ),
     Mutant("reasoning not refused", _PARSER, 'if prepared.spec.thinking.mode not in ("off", "none"):', "if True:"),
-    Mutant("another message's text trained", _PARSER, "        check_foreign(self, sample)\n", ""),
-    Mutant("drop check skipped", _PARSER, "        check_dropped(self, sample)\n", ""),
+    Mutant("another message's text trained", _PARSER, "check_foreign(self, sample)\n", "pass\n"),
+    Mutant("drop check skipped", _PARSER, "check_dropped(self, sample)\n", "pass\n"),
+    Mutant(
+        "text encoded with live control tokens",
+        _ENCODING,
+        "if self.foreign_control_ids(found[0], controls) else found",
+        "if False else found",
+    ),
+    Mutant("joined tags lose their ids", _PARSER, "or tag(c)]", "]"),
+    Mutant("reasoning not joined", _MESSAGES, 'if form is None or message["role"] != "assistant":', "if True:"),
+    Mutant("a result keeps the call's old id", _MESSAGES, 'elif message.get("tool_call_id") in renamed:', "elif False:"),
+    Mutant("white space at the end lost", _PARSER, "blanks = content[len(content.rstrip()) :]", 'blanks = ""'),
+    # SpecForge's rules
+    Mutant(
+        "a missing header trains all",
+        _SPECFORGE,
+        "Turn(message, begin, begin, begin,",
+        "Turn(message, begin, begin, len(rendering.text),",
+    ),
+    Mutant(
+        "a quoted end closes a span",
+        _SPECFORGE,
+        "rendering.count_controls(begin, end) == controls if controls else at_edge",
+        "True",
+    ),
+    Mutant("the next header trained", _SPECFORGE, "pair[spec.specforge.until_included]", "pair[1]"),
+    Mutant("ignored text trained", _SPECFORGE, "for literal in spec.specforge.ignore\n", "for literal in ()\n"),
     Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
     Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
     Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),

@@ -18,7 +18,7 @@ from typing import Any
 import chatmask
 from chatmask.templates.environment import environment
 from tests import public_cases
-from tests.properties import made_up, oracles
+from tests.properties import forms, made_up, oracles
 
 
 def _render(parser: Any) -> Callable[..., str]:
@@ -53,6 +53,8 @@ def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "what follows the end", made_up.check_what_follows_the_end
     yield "foreign text", made_up.check_foreign_text
     yield "composed control tokens", made_up.check_composed
+    for form in forms.CHECKS:
+        yield form.__name__, form
     rng, refused = random.Random(3), Counter[str]()
     for spec in oracles.SPECS:
         parser = oracles.parser_of(spec, "demo")

@@ -1,0 +1,34 @@
+"""The snapshots of every spec, on the tokenizer that its `reference` names."""
+
+from __future__ import annotations
+
+import pytest
+
+from chatmask import snapshots
+from chatmask.cases import CASES
+from chatmask.templates.registry import list_specs, load_spec, specs_dir
+from tests import references
+
+# the text and the spans of demo snapshots are also held against the real template; those specs name it too
+WITH_REFERENCE = [name for name in list_specs() if load_spec(name).reference is not None]
+UNTRIED = {"specforge/inkling-thinking"}  # its template is in no public package
+
+
+def test_every_spec_says_what_it_was_tried_on() -> None:
+    """Each spec names a reference tokenizer (`reference:`) and has a snapshot for each case, or stands in the list of untried ones."""
+    for name in list_specs():
+        kept = {path.stem for path in (specs_dir() / "snapshots" / name).glob("*.json")}
+        if name in UNTRIED:
+            assert not kept
+            assert "nothing of this was tried" in load_spec(name).note
+        else:
+            assert load_spec(name).reference is not None, f"{name}: add `reference:` (CONTRIBUTING, step 3)"
+            assert kept == set(CASES), f"{name}: chatmask check {name} --tokenizer DIR --accept --reason TEXT"
+
+
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_snapshots_hold(name: str) -> None:
+    """Text, spans and, where the snapshot was taken on this tokenizer, ids and mask are as they were."""
+    report = snapshots.check([name], tokenizer=references.for_spec(load_spec(name)))
+    assert not report.drifts, "\n".join(snapshots.drift_lines(report))
+    assert report.cases == len(CASES)
