@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-long lint docs bench clean
+LOW := .venv-lowest
+
+.PHONY: demo test test-long test-lowest lint docs bench clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +29,15 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
+$(LOW)/.installed: pyproject.toml tests/lowest.txt
+	$(PYTHON) -m venv $(LOW)
+	$(LOW)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c tests/lowest.txt
+	touch $@
+
+# the snapshots again, with the lowest versions that pyproject.toml allows
+test-lowest: $(LOW)/.installed
+	$(LOW)/bin/python -m pytest tests/test_check.py tests/test_snapshots_real.py tests/test_specforge.py -m "not long" -n 2
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,4 +51,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf $(VENV) swe_raw.* dist
+	rm -rf $(VENV) $(LOW) swe_raw.* dist

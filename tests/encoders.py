@@ -19,9 +19,9 @@ import json
 import os
 import re
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -328,6 +328,7 @@ class Difference:
         before: chatmask's text before it, at most 80 characters.
         after: chatmask's text behind it, at most 80 characters.
         opened: chatmask's last two control tokens before it, with the text between them.
+        segments: their and our text around it, from one control token to the next.
         trained: which of `theirs` and `ours` train a token there.
         reason: the reason code of chatmask's span there ('' for a trained one, None outside of spans).
         control: which of `theirs` and `ours` write a control token there.
@@ -341,6 +342,7 @@ class Difference:
     before: str
     after: str
     opened: str
+    segments: tuple[str, str]
     trained: frozenset[str]
     reason: str | None
     control: frozenset[str]
@@ -355,17 +357,32 @@ class Difference:
 class Side:
     """Ids of one side with the bytes of each and where they start."""
 
-    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int | None]) -> None:
+    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int | None], control: Set[int]) -> None:
         pieces = [_bytes_of(tokenizer, i) for i in ids]
         self.ids, self.mask = list(ids), list(mask)
         self.text = b"".join(pieces)
         self.starts = [0]
         for piece in pieces:
             self.starts.append(self.starts[-1] + len(piece))
+        places = [k for k, token in enumerate(ids) if token in control]
+        self.control_starts, self.control_ends = [self.starts[k] for k in places], [self.starts[k + 1] for k in places]
 
     def token_at(self, offset: int) -> int:
         """Index of the token that holds the byte at `offset`."""
         return bisect_right(self.starts, offset) - 1
+
+    def opened(self, offset: int) -> str:
+        """The last two control tokens that end at or before the byte at `offset`, with the text between them."""
+        known = bisect_right(self.control_ends, offset)
+        start, end = (self.control_starts[max(known - 2, 0)], self.control_ends[known - 1]) if known else (0, 0)
+        return self.text[start:end].decode(errors="replace")
+
+    def segment(self, start: int, end: int) -> str:
+        """The text around these bytes, from one control token to the next."""
+        before, after = bisect_right(self.control_ends, start), bisect_left(self.control_starts, end)
+        left = self.control_ends[before - 1] if before else 0
+        right = self.control_starts[after] if after < len(self.control_starts) else len(self.text)
+        return self.text[left:right].decode(errors="replace")
 
     def tokens(self, start: int, end: int) -> range:
         """The tokens that hold these bytes."""
@@ -374,20 +391,15 @@ class Side:
 
 def differences(parser: Parser, theirs: Encoded, example: Example) -> Iterator[Difference]:
     """All places where an encoder and chatmask differ, in the order of the text."""
-    a = Side(parser.loaded, theirs.ids, theirs.mask)
-    b = Side(parser.loaded, example.input_ids, example.loss_mask)
-
     control = set(parser.control.values())
-    places = [k for k, token in enumerate(b.ids) if token in control]
-    starts, ends = [b.starts[k] for k in places], [b.starts[k + 1] for k in places]
+    a = Side(parser.loaded, theirs.ids, theirs.mask, control)
+    b = Side(parser.loaded, example.input_ids, example.loss_mask, control)
     edges = [edge for span in example.spans for edge in (span.start, span.end)]
     begins = [len(example.text[: turn.start].encode()) for turn in example.turns]
 
     def difference(kind: str, i: int, j: int, x: int, y: int) -> Difference:
         at = b.token_at(min(x, max(len(b.text) - 1, 0)))
         span = next((s for s in example.spans if s.start <= at < s.end), None)
-        known = bisect_right(ends, x)
-        opened = (starts[max(known - 2, 0)], ends[known - 1]) if known else (0, 0)
         sides = {"theirs": (a, a.tokens(i, j)), "ours": (b, b.tokens(x, y))}
         text = [t.decode(errors="replace") for t in (a.text[i:j], b.text[x:y], b.text[max(0, x - 160) : x], b.text[y : y + 160])]
         return Difference(
@@ -396,7 +408,8 @@ def differences(parser: Parser, theirs: Encoded, example: Example) -> Iterator[D
             ours=text[1],
             before=text[2][-80:],
             after=text[3][:80],
-            opened=b.text[opened[0] : opened[1]].decode(errors="replace"),
+            opened=b.opened(x),
+            segments=(a.segment(i, j), b.segment(x, y)),
             trained=frozenset(name for name, (side, tokens) in sides.items() if any(side.mask[k] for k in tokens)),
             reason=span.reason if span else None,
             control=frozenset(name for name, (side, tokens) in sides.items() if any(side.ids[k] in control for k in tokens)),
@@ -527,10 +540,13 @@ def _empty_block(text: str, spec: TemplateSpec) -> bool:
     return bool(spec.thinking.open) and "".join(text.split()) == f"{spec.thinking.open}{spec.thinking.close}"
 
 
-def _of_prompt(d: Difference, spec: TemplateSpec) -> bool:
-    """Is this the end of the header, from its think tag on. (White space behind it may be in one token with what follows.)"""
-    front, tag, rest = spec.assistant.header.partition(spec.thinking.open or "\0")
-    return bool(tag) and d.before.endswith(front) and d.ours.split() == (tag + rest).split()
+def _of_header(d: Difference, spec: TemplateSpec) -> bool:
+    """Is this the end of a header, from its think tag on. (White space behind it may be in one token with what follows.)"""
+    for header in spec.assistant.headers:
+        front, tag, rest = header.partition(spec.thinking.open or "\0")
+        if tag and d.before.endswith(front) and d.ours.split() == (tag + rest).split():
+            return True
+    return False
 
 
 def _unquoted(text: str) -> str:
@@ -567,10 +583,11 @@ RULES: dict[str, Rule] = {
         "an earlier turn whose reasoning the template drops is not trained by chatmask (rule 5); the encoder calls it sampled",
         lambda d, spec: _only_theirs(d) and d.reason == "history_rewritten",
     ),
-    "think block of the prompt": Rule(
+    "think block of the header": Rule(
         r"renderers: (qwen3|glm-4\.5|minimax|kimi-k2\.5|nemotron)",
-        "the think tag or empty block that the generation prompt ends with is called sampled by the encoder (rule 1: never supervised)",
-        lambda d, spec: _only_theirs(d) and d.reason is None and _of_prompt(d, spec),
+        "the think tag or empty block at the end of a header (what the generation prompt, or history in its place, writes) is called sampled by the "
+        "encoder (rule 1: never supervised)",
+        lambda d, spec: _only_theirs(d) and d.reason is None and _of_header(d, spec),
     ),
     "empty think block kept": Rule(
         "renderers: (qwen3|gemma4)",
@@ -618,10 +635,16 @@ RULES: dict[str, Rule] = {
         "the generation prompt ends with the header's token, so that the model samples the line break behind it; the encoder does not train it",
         lambda d, spec: _only_ours(d) and d.reason == "" and d.ours == "\n" and d.before.endswith(spec.assistant.header),
     ),
-    "keys of tool schemas sorted": Rule(
-        "renderers: kimi",
-        "the encoder sorts the keys of tool schemas, as Kimi's own tokenizer code does before it calls the template",
-        lambda d, spec: d.kind == "text" and d.opened.endswith("tool_declare<|im_middle|>"),
+    "tools as TypeScript": Rule(
+        r"renderers: kimi-k2\.5/",
+        "the model's own tokenizer code writes tool schemas as TypeScript and hands them to the template as `tools_ts_str`, as the encoder "
+        "does; without it the template writes JSON",
+        lambda d, spec: (
+            d.kind == "text"
+            and d.opened.endswith("tool_declare<|im_middle|>")
+            and d.segments[0].startswith("# Tools\n\n## functions\nnamespace functions {\n")
+            and all(tool["function"]["name"] in d.segments[0] for tool in json.loads(d.segments[1]))
+        ),
     ),
     "tool result quoted": Rule(
         "harmony|mistral-common",
@@ -630,7 +653,7 @@ RULES: dict[str, Rule] = {
             d.kind == "text"
             and d.reason is None
             and d.opened.endswith(("<|channel|>commentary<|message|>", "[TOOL_RESULTS]"))
-            and _unquoted(d.theirs) == _unquoted(d.ours)
+            and _unquoted(d.segments[0]) == _unquoted(d.segments[1])
         ),
     ),
     "items of an array": Rule(
@@ -670,6 +693,16 @@ RULES: dict[str, Rule] = {
         "renderers: gpt-oss",
         "text beside a call leaves history once a final answer follows; the encoder keeps it, as a final message",
         lambda d, spec: d.kind == "text" and not d.ours and bool(_FINAL.fullmatch(d.theirs)),
+    ),
+    "reasoning kept for training": Rule(
+        "renderers: hy3/hy3-thinking",
+        "the encoder's `is_training`, without which it leaves the last turn open, also keeps the reasoning of earlier turns; the spec's template "
+        "drops it as the server does",
+        lambda d, spec: (
+            (d.kind, d.ours, d.reason) == ("text", "", "history_rewritten")
+            and d.before.endswith(str(spec.thinking.open))
+            and d.after.startswith(str(spec.thinking.close))
+        ),
     ),
     "channel header": Rule(
         "renderers: gpt-oss",
@@ -765,6 +798,7 @@ PAIRS: tuple[Pair, ...] = (
     _prime("llama-3", "llama3.2"),
     _prime("gemma4", "gemma4-thinking", enable_thinking=True),
     _prime("gemma4", "gemma4", enable_thinking=False),
+    _prime("hy3", "hy3-thinking", reasoning_effort="high", preserved_thinking=False, is_training=True),
     _prime("hy3", "hy3", reasoning_effort="no_think", preserved_thinking=False, is_training=True),
     _prime("gpt-oss", "gpt-oss"),
 )  # fmt: skip

@@ -26,6 +26,7 @@ _CHAT = [
     {"role": "user", "content": "dd"},
     {"role": "assistant", "content": "ee"},
 ]
+_GIVEN = ("probe", "path", "depth", "call0")  # a template may put these into tags: `<parameter=path>` is no token
 _DEMO = Path(chatmask.__file__).parent / "templates" / "demo" / "tokenizer.json"
 
 
@@ -36,7 +37,8 @@ def literals(source: str) -> list[str]:
     for messages, tools in ((_CHAT, None), (_CHAT[1:], None), (AGENT, TOOLS)):
         with suppress(TemplateError):
             texts.append(template.render(messages, tools))
-    return sorted({match for text in texts for match in LITERAL.findall(text)} | set(SPECIAL.values()))
+    found = {match for text in texts for match in LITERAL.findall(text)}
+    return sorted({text for text in found if not any(word in text for word in _GIVEN)} | set(SPECIAL.values()))
 
 
 def paired(source: str, name: str) -> Tokenizer:

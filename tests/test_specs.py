@@ -32,7 +32,7 @@ def test_packaged_specs_load_and_survive_a_round_trip(name: str) -> None:
     assert spec.name == name
     assert TemplateSpec.model_validate(spec.model_dump()) == spec
     assert spec.description
-    assert spec.verified
+    assert spec.verified or "nothing of this was tried" in spec.note
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RejectedRow, RejectReason
@@ -49,6 +50,11 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
     prepared, rendering = sample.prepared, sample.rendering
     allowed = set(prepared.spec.drops)
     turns = {turn.message: turn for turn in sample.turns}
+    if prepared.spec.specforge is not None:
+        # its spans need not hold a whole message; what is dropped is told from what the template writes for it
+        for i, turn in turns.items():
+            edges = [edge for pair in rendering.ranges.get(i, []) for edge in pair] or [turn.start, turn.end]
+            turns[i] = replace(turn, start=min(edges), end=max(*edges, turn.end))
     dropped = 0
     for i, message in enumerate(prepared.messages):
         if i in turns and turns[i].reason:
@@ -103,7 +109,9 @@ def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool
     if mine:
         own = sample.shown[message]["content"].strip()
         if short:
-            return any(traced.text[a:b].strip() == own for a, b in mine)
+            parts = [traced.text[a:b].strip() for a, b in mine]
+            # joined content may be written without its think block
+            return any(part == own or (sample.prepared.spec.thinking.join and part.endswith(content)) for part in parts)
         shown = "".join(traced.text[a:b] for a, b in mine)
         return any(text in shown for text in _spellings(own, tool)) or shown.strip() in own
     others = [(a, b) for owner, a, b in traced.strings]

@@ -10,7 +10,7 @@ from typing import Any
 from ..conversation import Conversation
 from ..errors import RejectedRow, RejectReason
 from ..records import loads
-from ..templates.spec import TemplateSpec
+from ..templates.spec import TemplateSpec, Thinking
 from .specforge import KEPT_FIELDS
 from .thinking import check_option, reasoning_of, split_inline
 
@@ -38,7 +38,7 @@ class Prepared:
     @property
     def given(self) -> list[dict[str, Any]]:
         """The messages as the template gets them: reasoning inside content where the spec says so."""
-        return [joined(message, self.spec.thinking.join) for message in self.messages]
+        return [joined(message, self.spec.thinking) for message in self.messages]
 
 
 def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | None = None) -> Prepared:
@@ -77,7 +77,9 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
     return Prepared(
         spec,
         prepared,
-        conversation.tools,
+        loads(json.dumps(conversation.tools, sort_keys=True).encode())
+        if spec.sort_tools and conversation.tools
+        else conversation.tools,
         flags,
         added_system,
         notes,
@@ -111,14 +113,22 @@ def with_call_ids(messages: list[dict[str, Any]], form: str, notes: dict[str, in
     return result
 
 
-def joined(message: dict[str, Any], form: str | None) -> dict[str, Any]:
-    """What a template that knows reasoning only inside content is given (`thinking.join`); any other message as it is."""
+def joined(message: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
+    """What a template that knows reasoning only inside content is given (`thinking.join`); any other message as it is.
+
+    Where the form leaves the open tag to the template, a turn without reasoning gets the rest all the same: it closes the block.
+    """
+    form = thinking.join
     if form is None or message["role"] != "assistant":
         return message
     result = {key: value for key, value in message.items() if key not in ("reasoning_content", "thinking")}
-    if reasoning_of(message):
-        parts = {"{reasoning}": message["reasoning_content"], "{content}": message.get("content") or ""}
-        result["content"] = re.sub(r"\{reasoning\}|\{content\}", lambda match: parts[match.group()], form)
+    content = message.get("content") or ""
+    opens_itself = thinking.mode == "on" and str(thinking.open) not in form
+    if reasoning_of(message) or opens_itself:
+        # line breaks at the edges belong to the tags, as in `split_inline`
+        parts = {"{reasoning}": reasoning_of(message).strip("\n"), "{content}": content}
+        content = re.sub(r"\{reasoning\}|\{content\}", lambda match: parts[match.group()], form)
+    result["content"] = content
     return result
 
 

@@ -206,7 +206,7 @@ class Parser:
             shield = find_quoted(strings, self.encoder.pattern, self.markers, self.untouched)
             composable = self.fragments.in_any(strings)
         # shielded first: the tags that joining adds are meant for the template, those in content are not
-        shown = [dict(joined(shield.message(m) if shield else m, spec.thinking.join)) for m in prepared.messages]
+        shown = [dict(joined(shield.message(m) if shield else m, spec.thinking)) for m in prepared.messages]
         tools = shield.value(prepared.tools) if shield else prepared.tools
         if shield and spec.special_in_content == "reject" and any(not kept for _, kept in shield.quoted):
             literal = next(text for text, kept in shield.quoted if not kept)

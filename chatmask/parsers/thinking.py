@@ -59,10 +59,22 @@ def split_inline(message: dict[str, Any], index: int, thinking: Thinking, header
             f"reasoning_content is {given[:60]!r}, the inline block in content {reasoning[:60]!r}",
             index,
         )
-    result = {**message, "content": answer.lstrip("\n")}
+    result = {**message, "content": _unwrapped(answer, thinking).lstrip("\n")}
     if reasoning.strip():
         result["reasoning_content"] = reasoning
     return result
+
+
+def _unwrapped(answer: str, thinking: Thinking) -> str:
+    """The answer without what `thinking.join` will put around it (`<response>`, `<answer>`), where the data has it already."""
+    if thinking.join is None or str(thinking.close) not in thinking.join:
+        return answer
+    before, _, behind = thinking.join.rpartition(str(thinking.close))[2].partition("{content}")
+    before, behind = before.strip(), behind.strip()
+    body = answer.strip()
+    if (before or behind) and body.startswith(before) and body.endswith(behind) and len(body) >= len(before) + len(behind):
+        return body[len(before) : len(body) - len(behind)].strip("\n")
+    return answer
 
 
 def check_option(messages: list[dict[str, Any]], spec: TemplateSpec) -> None:

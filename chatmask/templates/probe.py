@@ -363,7 +363,9 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         forms = [[turn.form for turn in sample.turns]]
         if thinks:
             # some templates write another header only before turns that do not think (GLM-4.7, Nemotron-3)
-            messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in sample.prepared.messages]
+            messages = [
+                {k: v for k, v in m.items() if k not in ("reasoning_content", "thinking")} for m in sample.prepared.messages
+            ]
             with suppress(RejectedRow):
                 forms.append([turn.form for turn in _sample(parser, spec, _chat(*messages)).turns])
         shown = "; without reasoning ".join(", then ".join(found) for found in forms)

@@ -119,6 +119,11 @@ class Assistant(_Strict):
     def _some_end(self) -> Assistant:
         if not all(self.ends) or (not self.ends and not self.allow_untrained_stop):
             raise ValueError("end_of_turn: name at least one token, or say `allow_untrained_stop: true`")
+        for of in (self, self.after_tool):
+            if of is not None and of.history_header is not None and of.header and of.history_header.startswith(of.header):
+                raise ValueError(
+                    "history_header begins with header: leave it out, what follows the header is the model's own text"
+                )
         return self
 
 
@@ -182,6 +187,7 @@ class TemplateSpec(_Strict):
     assistant: Assistant
     thinking: Thinking = Thinking.model_validate({})
     off: dict[str, Any] | None = Field(None, description="mode auto: fields that change for a sample without reasoning")
+    sort_tools: bool = Field(False, description="sort the keys of tool schemas, as the model's own tokenizer code does (Kimi K2)")
     tool_call_ids: str | None = Field(
         None,
         description="form of call ids that the template relies on, with {name} and {index} (Kimi K2); other ids are rewritten",

@@ -20,8 +20,8 @@ MAX_DEPTH = 16
 Lines = dict[tuple[str | int, ...], int]
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the booleans of YAML 1.2."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's safe loader (in C where it was built so, five times as fast) with the booleans of YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
