@@ -29,7 +29,7 @@ class Emission:
 
 
 def mask_tokens(
-    starts: Ids, ends: Ids, emissions: Sequence[Emission], straddle: str = "exclude"
+    starts: Ids, ends: Ids, emissions: Sequence[Emission], straddle: str = "exclude", whole_end: bool = False
 ) -> tuple[Mask, tuple[Span, ...], int]:
     """Mark the tokens of the trained emissions.
 
@@ -37,6 +37,7 @@ def mask_tokens(
         starts, ends: int32 `[tokens]`, character offsets of each token, exact around every emission border.
         emissions: ascending, not overlapping.
         straddle: `exclude` or `include` a token that begins before an emission and ends in it.
+        whole_end: train a token that begins in an emission and ends behind it (SpecForge's prefix lengths count it).
 
     Returns:
         uint8 mask `[tokens]`, the span table, and how many tokens straddle a border.
@@ -53,7 +54,7 @@ def mask_tokens(
         last = int(np.searchsorted(starts, emission.end, side="left"))
         if last > first and ends[last - 1] > emission.end:
             straddles += 1
-            last -= 1
+            last -= not whole_end
         last = max(first, last)
         spans.append(Span(emission.message, first, last, not emission.reason, emission.reason))
         if not emission.reason:

@@ -122,6 +122,8 @@ def difference(theirs: str, ours: str) -> tuple[str, str, tuple[str, ...]]:
         lead, _, behind = ours.partition(theirs)
         return "", "", (lead, behind)
     size = max(n for n in range(min(len(theirs), len(ours)) + 1) if theirs[:n] == ours[:n])
+    cut = theirs.rfind("<", 0, size)
+    size = cut if cut > theirs.rfind(">", 0, size) else size  # not inside a tag
     if not size:
         tail = max(n for n in range(min(len(theirs), len(ours)) + 1) if n == 0 or theirs[-n:] == ours[-n:])
         return theirs[: len(theirs) - tail], "", (ours[: len(ours) - tail],)

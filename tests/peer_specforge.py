@@ -20,6 +20,9 @@ def rendered(parser: Parser, messages: list[dict[str, Any]], tools: list[dict[st
         {"reasoning_content", "name", "tool_call_id"} if spec.specforge.parser != "general" else set()
     )
     given = [{**{k: v for k, v in m.items() if k in keep}, "content": m.get("content") or ""} for m in messages]
+    for message in given:
+        if "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]  # transformers gives a template both names
     if given[0]["role"] != "system" and spec.system:
         given.insert(0, {"role": "system", "content": spec.system})
     return parser.template.render(given, tools, **spec.kwargs)

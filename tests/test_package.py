@@ -94,3 +94,12 @@ def test_the_readme_shows_what_the_commands_print() -> None:
     assert len(shown) >= 6
     for line in shown:
         assert line in readme
+
+
+def test_the_readme_counts_the_specs() -> None:
+    """The number of specs in the README is the number that `chatmask specs list` prints."""
+    from chatmask.templates.registry import list_specs
+
+    found = re.search(r"`chatmask specs list` shows (\d+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found is not None
+    assert int(found.group(1)) == len(list_specs())

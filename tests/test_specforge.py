@@ -43,7 +43,7 @@ def harmless(name: str, count: int) -> list[dict[str, Any]]:
     found = []
     for item in benign(11, count):
         messages = [{**m, "role": role(name) if m["role"] == "assistant" else m["role"]} for m in item["messages"]]
-        if spec.specforge.parser in ("general", "openai-harmony"):
+        if spec.thinking.mode != "on":
             messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]
         found.append({"messages": messages, "tools": item["tools"]})
     return found

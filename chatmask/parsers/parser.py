@@ -146,7 +146,7 @@ class Parser:
             raise RejectedRow(
                 RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
             )
-        mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle)
+        mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle, spec.specforge is not None)
         if not mask.any():
             why = Counter(emission.reason or "no whole token inside the span" for emission in emissions)
             raise RejectedRow(

@@ -1,0 +1,627 @@
+"""Conversation -> samples, by a policy: what is cut off, which turns are trained, whose reasoning goes, and how it is split.
+
+`expand` takes one record; all chance comes from a hash of seed and record, so that neither order nor workers matter. What concerns
+a whole build (balance, shuffle, validation) stands at the end of the page. No tokenizer is needed here, except that `exact` asks
+one question of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from .conversation import Conversation
+from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
+from .parsers.thinking import reasoning_of
+from .policy import Policy
+from .templates.spec import TemplateSpec
+
+NOTIFICATION = "<task-notification>"
+EMPTY_BLOCK = "\n"  # reasoning that is there and says nothing: templates write an empty think block, `reasoning_of` sees none
+
+Message = dict[str, Any]
+Shared = Callable[[Conversation, int, int], bool]
+BalanceClass = Literal["thinking", "no_thinking_call", "final"]
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The think tags of a spec.
+
+    Attributes:
+        open, close: the literals.
+        prompt_opens: the generation prompt ends with the open tag, so that content may begin inside the block.
+    """
+
+    open: str
+    close: str
+    prompt_opens: bool = False
+
+
+THINK = Tags("<think>", "</think>")
+
+
+def tags_of(spec: TemplateSpec) -> Tags | None:
+    """The tags of a spec; None for one that leaves tags in content alone, so that other tags are no reasoning for it either."""
+    thinking = spec.thinking
+    if not thinking.open or not thinking.close or thinking.inline != "split":
+        return None
+    return Tags(thinking.open, thinking.close, spec.assistant.header.rstrip().endswith(thinking.open))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a record, before it is rendered.
+
+    Attributes:
+        conversation: what is rendered; all indices below are into its messages, but for `origin`'s values and `pattern`.
+        origin: for each message its index in the record's conversation.
+        targets: the assistant messages that are trained.
+        untrained: every other assistant message and why: `flag`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
+            or `context` (trained in another sample, if at all).
+        index: which sample of the record this is, within its variant.
+        variant: which variant; 0 is not randomly stripped where there are several.
+        thinking: the assistant messages with reasoning.
+        pattern: indices in the record's conversation of all turns that think in this variant.
+        notes: counts of what was changed (`reasoning_stripped`, `empty_blocks`, ...).
+    """
+
+    conversation: Conversation
+    origin: tuple[int, ...]
+    targets: frozenset[int]
+    untrained: Mapping[int, str]
+    index: int = 0
+    variant: int = 0
+    thinking: frozenset[int] = frozenset()
+    pattern: frozenset[int] = frozenset()
+    notes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def thinks(self) -> bool:
+        """The adaptive thinking option of this sample: on if any assistant turn of it thinks."""
+        return bool(self.thinking)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did to a record, in words, and the turns (indices in the record) that it dropped, with the reason."""
+
+    name: str
+    did: str
+    dropped: Mapping[int, str] = field(default_factory=dict)
+
+
+def expand(
+    conversation: Conversation, policy: Policy, key: str, *, tags: Tags | None = THINK, shared: Shared | None = None
+) -> tuple[list[Sample], Counter[str], list[Step]]:
+    """Make the samples of one record.
+
+    Args:
+        conversation: as `conversation.normalise` gives it; not changed.
+        policy: what to do.
+        key: the record's identity (file and line); with the seed it decides everything random.
+        tags: the spec's think tags (`tags_of`).
+        shared: for split `exact`: whether turn i, in the sample that ends with turn j, keeps the prompt that the server sent before i
+            and its own text, to the character (i < j, indices of messages).
+
+    Returns:
+        The samples, the number of turns that can no longer be trained by reason, and what each step did. An assistant turn of the
+        record is trained in exactly one sample of each variant, or dropped with a reason, or untrained with a reason.
+
+    Raises:
+        RejectedRow: reasoning that is given twice and differs, a think block that is not closed, `is_error` that is no boolean.
+    """
+    steps: list[Step] = []
+    whole = conversation
+    if policy.tools == "drop":
+        steps.append(Step("tools", f"{len(whole.tools or ())} tool definitions left out"))
+        whole = replace(whole, tools=None)
+    if policy.truncate_at_notification:
+        whole = _truncate(whole, policy, tags, steps)
+    thoughts = {i: _read(m, i, tags, policy) for i, m in enumerate(whole.messages) if m["role"] == "assistant"}
+    choice = _choose(whole, thoughts, policy, steps)
+    samples: list[Sample] = []
+    if choice.targets or choice.passes:
+        whole, thoughts = _normalised(whole, thoughts, tags, policy, steps)
+        for variant in range(policy.variants):
+            draft = _vary(whole, thoughts, policy, key, variant, tags, steps)
+            samples += _split(draft, choice, policy, variant, shared, steps)
+    dropped = Counter(reason for step in steps for reason in step.dropped.values())
+    return samples, dropped, steps
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Thought:
+    """An assistant message taken apart: reasoning ('' for none), content without its block, and where the block stood.
+
+    `block`: `own` or `foreign` tags inside content, else ''. `wins`: the block goes before a field that says something else.
+    """
+
+    reasoning: str
+    answer: str | None
+    block: Literal["", "own", "foreign"] = ""
+    wins: bool = False
+
+    @property
+    def text(self) -> bool:
+        """There is an answer, not only reasoning and calls."""
+        return bool((self.answer or "").strip())
+
+
+def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _Thought:
+    """Find the reasoning: in its field, or in a block that content begins with. A spec without tags refuses nothing."""
+    content, given = message.get("content"), reasoning_of(message)
+    if not isinstance(content, str):
+        return _Thought(given, content)
+    pairs = [*([(tags.open, tags.close)] if tags else ()), *((pair[0], pair[1]) for pair in policy.think_tags)]
+    body = content.lstrip()
+    opening = next((opening for opening, _ in pairs if body.startswith(opening)), None)
+    if opening is not None:
+        body = body.removeprefix(opening)
+        found = [(at, closing) for _, closing in pairs if (at := body.find(closing)) >= 0]
+        if not found:
+            if tags is None:
+                return _Thought(given, content)
+            raise RejectedRow(RejectReason.INLINE_THINKING_UNCLEAR, f"content: {opening!r} is never closed", index)
+        at, closing = min(found, key=lambda one: (one[0], -len(one[1])))
+    elif tags and tags.prompt_opens and not given and (at := body.find(tags.close)) >= 0 and tags.open not in body[:at]:
+        opening, closing = tags.open, tags.close
+    else:
+        return _Thought(given, content)
+    reasoning, answer = body[:at].strip("\n"), body[at + len(closing) :].lstrip("\n")
+    own = tags is not None and (opening, closing) == (tags.open, tags.close)
+    differs = bool(given) and given.strip() != reasoning.strip()
+    if differs and policy.inline_conflict == "reject" and tags is not None:
+        raise RejectedRow(
+            RejectReason.REASONING_CONFLICT,
+            f"reasoning_content is {given[:60]!r}, the inline block in content {reasoning[:60]!r}",
+            index,
+        )
+    return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs)
+
+
+def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, steps: list[Step]) -> Conversation:
+    """Cut before the first notification behind a turn that had already answered: what follows is answers to noise."""
+    messages = conversation.messages
+    before: int | None = None
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = i
+        if message["role"] != "user" or before is None or NOTIFICATION not in (message["content"] or ""):
+            continue
+        if not messages[before].get("tool_calls") and _read(messages[before], before, tags, policy).text:
+            gone = {k: "task_notification" for k in range(i, len(messages)) if messages[k]["role"] == "assistant"}
+            did = f"cut before message {i}, a task notification behind the answer in message {before}; {len(messages) - i} messages gone"
+            steps.append(Step("truncate_at_notification", did, gone))
+            notes = {**conversation.notes, "truncated_at_notification": 1}
+            return Conversation(messages[:i], conversation.tools, conversation.flags[:i], notes)
+    steps.append(Step("truncate_at_notification", "no notification behind an answer"))
+    return conversation
+
+
+# --- which turns ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The turns that are trained; why the others are not; and whether the record goes on although it has none to train.
+
+    The last is so where only the data's own flags say no: then the parser's refusal (`zero_supervision`) is the right answer.
+    """
+
+    targets: frozenset[int]
+    reasons: Mapping[int, str]
+    passes: bool = False
+
+
+def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
+    """Flags, then rules, then `train_on`; each only takes away. Turns are counted from the end before anything is taken away."""
+    turns = list(thoughts)
+    window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
+    if policy.split == "pre_split":
+        window = 1
+    beyond = "context" if policy.split == "pre_split" else "not_last"
+    rules = {i: rule for i in turns if (rule := _rule(whole.messages, i, thoughts[i], policy))}
+    for name in ("tool_error", "empty_tool_call", "bare_text_tool_call"):
+        if getattr(policy, name) != "train":
+            steps.append(Step(name, f"{getattr(policy, name)}: {_listed([i for i, rule in rules.items() if rule == name])}"))
+    reasons: dict[int, str] = {}
+    for place, i in enumerate(turns):
+        if whole.flags[i] is False:
+            reasons[i] = "flag"
+        elif i in rules:
+            reasons[i] = rules[i]
+        if place < len(turns) - window and (i not in reasons or policy.split == "pre_split"):
+            reasons[i] = beyond
+    targets = frozenset(turns) - frozenset(reasons)
+    apart = policy.split in ("per_turn", "exact")
+    spoiled = [
+        i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
+    ]
+    if apart:
+        steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
+        return _Choice(targets, reasons)
+    if spoiled:
+        first = reasons[spoiled[0]]
+        steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
+        return _Choice(frozenset(), reasons)
+    if not targets and any(reason != "flag" for reason in reasons.values()):
+        steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
+        return _Choice(frozenset(), reasons)
+    steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))
+    return _Choice(targets, reasons, passes=True)
+
+
+def _all(turns: Iterable[int], reasons: Mapping[int, str], otherwise: str) -> dict[int, str]:
+    return {i: reasons.get(i, otherwise) for i in turns}
+
+
+def _rule(messages: Sequence[Message], turn: int, thought: _Thought, policy: Policy) -> str:
+    """The first rule in force that the turn's step falls under."""
+    calls = bool(messages[turn].get("tool_calls"))
+    if policy.tool_error != "train" and _failed(messages, turn):
+        return "tool_error"
+    if policy.empty_tool_call != "train" and calls and not thought.reasoning and not thought.text:
+        return "empty_tool_call"
+    if policy.bare_text_tool_call != "train" and calls and not thought.reasoning and thought.text:
+        return "bare_text_tool_call"
+    return ""
+
+
+def _failed(messages: Sequence[Message], turn: int) -> bool:
+    """A tool result of the turn says `is_error: true`; raises where it says neither true nor false."""
+    failed = False
+    for index in range(turn + 1, len(messages)):
+        if messages[index]["role"] != "tool":
+            break
+        said = messages[index].get("is_error", False)
+        if not isinstance(said, bool):
+            raise RejectedRow(RejectReason.BAD_MESSAGE, f"`is_error` is {said!r:.40}, not true or false", index)
+        failed = failed or said
+    return failed
+
+
+# --- what is changed --------------------------------------------------------------------------------------------------------
+
+
+def _normalised(
+    whole: Conversation, thoughts: Mapping[int, _Thought], tags: Tags | None, policy: Policy, steps: list[Step]
+) -> tuple[Conversation, dict[int, _Thought]]:
+    """Blocks in other tags into the spec's own, conflicts settled, arguments as the policy wants them; all counted."""
+    messages = list(whole.messages)
+    done: dict[str, list[int]] = {"think_tags_rewritten": [], "inline_over_field": [], "arguments_as_json": []}
+    for i, thought in thoughts.items():
+        message = dict(messages[i])
+        if thought.wins and tags is not None:
+            del message["reasoning_content"]
+            done["inline_over_field"].append(i)
+        if thought.block == "foreign" and tags is not None:
+            message["content"] = f"{tags.open}\n{thought.reasoning}\n{tags.close}\n\n{thought.answer}"
+            done["think_tags_rewritten"].append(i)
+        if policy.dict_arguments == "ascii_json" and (calls := message.get("tool_calls")):
+            message["tool_calls"] = [_with_json_arguments(call) for call in calls]
+            if message["tool_calls"] != calls:
+                done["arguments_as_json"].append(i)
+        messages[i] = message
+    for name, turns in done.items():
+        if turns:
+            steps.append(Step(name, _listed(turns)))
+    if not any(done.values()):
+        return whole, dict(thoughts)
+    notes = {**whole.notes, **{name: len(turns) for name, turns in done.items() if turns}}
+    return replace(whole, messages=messages, notes=notes), dict(thoughts)
+
+
+def _with_json_arguments(call: Message) -> Message:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, Mapping):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments)}}
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """The whole conversation of one variant, before it is split.
+
+    Attributes:
+        thinking: turns with reasoning.
+        gone: turns that lost theirs for the whole variant.
+        adds_blocks: turns without reasoning get empty blocks, as far as the policy says.
+        bare: turns without their reasoning, made when first asked for: each is context of many samples.
+    """
+
+    conversation: Conversation
+    thoughts: Mapping[int, _Thought]
+    thinking: frozenset[int]
+    gone: frozenset[int]
+    adds_blocks: bool
+    tags: Tags | None
+    bare: dict[int, Message] = field(default_factory=dict)
+
+
+def _vary(
+    whole: Conversation,
+    thoughts: Mapping[int, _Thought],
+    policy: Policy,
+    key: str,
+    variant: int,
+    tags: Tags | None,
+    steps: list[Step],
+) -> _Draft:
+    """Strip reasoning from every turn, or at random; one drawing per turn and variant, however the record is split."""
+    thinking = frozenset(i for i, thought in thoughts.items() if thought.reasoning)
+    random = policy.strip_probability > 0.0 and (variant > 0 or policy.variants == 1)
+    gone = frozenset[int]()
+    if policy.strip_thinking == "all":
+        gone = thinking
+        if variant == 0:
+            steps.append(Step("strip_thinking", f"from {_listed(sorted(gone))}"))
+    elif random:
+        gone = frozenset(i for i in thinking if chance(policy.seed, "strip", key, variant, i) < policy.strip_probability)
+    if policy.variants > 1 or random:
+        steps.append(Step("variant", f"{variant}: reasoning removed at random from {_listed(sorted(gone if random else ()))}"))
+    messages = list(whole.messages)
+    for i, thought in thoughts.items():
+        if i in gone or (policy.strip_thinking == "all" and thought.block):  # an empty block in content goes too
+            messages[i] = _stripped(messages[i], i, thought, tags, policy)
+    return _Draft(replace(whole, messages=messages), thoughts, thinking - gone, gone, not random, tags)
+
+
+def _stripped(message: Message, index: int, thought: _Thought, tags: Tags | None, policy: Policy) -> Message:
+    result = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {**result, "content": _answer(message, index, thought, tags, policy.strip_blanks)}
+
+
+def _answer(message: Message, index: int, thought: _Thought, tags: Tags | None, blanks: bool) -> str | None:
+    """Content without its block. Nothing may be left in it that would be read as reasoning again."""
+    answer = thought.answer
+    if answer is None:
+        return None if message.get("tool_calls") else ""
+    if tags is not None and (tags.open in answer or tags.close in answer):
+        raise RejectedRow(
+            RejectReason.INLINE_THINKING_UNCLEAR,
+            "content: without its reasoning, think tags in the answer would be read as some",
+            index,
+        )
+    return answer.strip() if blanks and thought.block else answer
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------------
+
+
+def _split(
+    draft: _Draft, choice: _Choice, policy: Policy, variant: int, shared: Shared | None, steps: list[Step]
+) -> list[Sample]:
+    everything = len(draft.conversation.messages)
+    if policy.split in ("trajectory", "pre_split"):
+        cuts = {everything: choice.targets}
+    elif policy.split == "per_turn":
+        cuts = {turn + 1: frozenset({turn}) for turn in sorted(choice.targets)}
+    else:
+        if shared is None:
+            raise OptionError("split `exact` must know which turns keep their prompt; give `shared`")
+        asked = draft.conversation
+        if draft.adds_blocks:
+            # a turn in the context was served with the block that it is trained with elsewhere
+            blocked = _blocked(draft, policy, choice.targets) - draft.thinking
+            messages = [
+                _with_block(m, i, draft.thoughts[i], draft.tags) if i in blocked else m for i, m in enumerate(asked.messages)
+            ]
+            asked = replace(asked, messages=messages)
+            draft = replace(draft, conversation=asked)
+        groups = fewest(sorted(choice.targets), lambda i, j: shared(asked, i, j))
+        cuts = {max(group) + 1: frozenset(group) for group in groups}
+    if variant == 0:
+        shape = "; ".join(f"messages 0 to {end - 1}, trained {_listed(sorted(targets))}" for end, targets in cuts.items())
+        steps.append(Step("split", f"{policy.split}, {len(cuts)} samples: {shape}"))
+    samples: list[Sample] = []
+    for index, (end, targets) in enumerate(cuts.items()):
+        sample = _sample(draft, end, targets, choice.reasons, policy)
+        if index or variant:  # counts of the record stand once, however many samples it gives
+            sample = replace(sample, conversation=replace(sample.conversation, notes={}))
+        samples.append(replace(sample, index=index, variant=variant))
+    if variant == 0 and (sums := sum((sample.notes for sample in samples), Counter[str]())):
+        steps.append(Step("changed", ", ".join(f"{name} {count}" for name, count in sorted(sums.items()))))
+    return samples
+
+
+def _sample(draft: _Draft, end: int, targets: frozenset[int], reasons: Mapping[int, str], policy: Policy) -> Sample:
+    """The variant's conversation up to `end`, context without its reasoning and empty blocks added where the policy says so."""
+    turns = frozenset(i for i in draft.thoughts if i < end)
+    messages, thinking = draft.conversation.messages[:end], draft.thinking & turns
+    notes: Counter[str] = Counter(reasoning_stripped=len(draft.gone & turns))
+    if policy.strip_thinking == "context":
+        for i in turns - targets:
+            if i in thinking or draft.thoughts[i].block:  # an empty block in content goes too
+                if i not in draft.bare:
+                    draft.bare[i] = _stripped(messages[i], i, draft.thoughts[i], draft.tags, policy)
+                messages[i] = draft.bare[i]
+        notes["reasoning_stripped"] += len(thinking - targets)
+        thinking &= targets
+    if policy.empty_think != "none" and draft.adds_blocks:
+        bare = (_blocked(draft, policy, targets) & turns) - thinking
+        for i in bare:
+            messages[i] = _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+        notes["empty_blocks"] = len(bare)
+    whole = draft.conversation
+    return Sample(
+        Conversation(messages, whole.tools, whole.flags[:end], whole.notes),
+        tuple(range(end)),
+        targets,
+        {i: reasons.get(i, "context") for i in sorted(turns - targets)},
+        thinking=thinking,
+        pattern=draft.thinking,
+        notes=+notes,
+    )
+
+
+def _blocked(draft: _Draft, policy: Policy, targets: frozenset[int]) -> frozenset[int]:
+    """Turns that get an empty block if they have no reasoning."""
+    return {"none": frozenset[int](), "target": targets, "all": frozenset(draft.thoughts)}[policy.empty_think]
+
+
+def _with_block(message: Message, index: int, thought: _Thought, tags: Tags | None) -> Message:
+    """The message with an empty block in place of the one that its content may begin with."""
+    standing = thought.block and not thought.reasoning
+    content = _answer(message, index, thought, tags, blanks=False) if standing else message["content"]
+    return {**message, "content": content, "reasoning_content": EMPTY_BLOCK}
+
+
+def fewest(turns: Sequence[int], shared: Callable[[int, int], bool]) -> list[list[int]]:
+    """Group turns into the fewest samples; a sample ends with its last turn j and may hold each i < j with `shared(i, j)`.
+
+    `shared(i, j)` says that a text, prompt and emission of i, is a prefix of another, that of j. Being a prefix is transitive, so a
+    turn that shares with any later one shares with one that shares with no later one. Those last need a sample each, and are
+    enough: going from the last turn to the first and opening a sample only for a turn that fits into none is the minimum. Two of
+    them never need comparing with what lies between, so n turns in k samples take at most n * k questions. (Where `shared` is
+    not transitive, each turn still stands in a sample that it may share, but there may be too many of these.)
+    """
+    groups: list[list[int]] = []
+    for turn in sorted(turns, reverse=True):
+        # nearest end first: the shortest context that holds the turn
+        home = next((group for group in reversed(groups) if shared(turn, group[0])), None)
+        if home is None:
+            groups.append([turn])
+        else:
+            home.append(turn)
+    return [sorted(group) for group in reversed(groups)]
+
+
+def cut(sample: Sample, start: int, stop: int) -> Sample:
+    """The sample with its leading system messages and messages `start` to `stop` only; for length policies, which cut between messages.
+
+    A cut that leaves nothing to train, or begins with a tool's result whose call is gone, is for the caller to refuse.
+    """
+    messages = sample.conversation.messages
+    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    kept = [*range(min(system, start)), *range(start, min(stop, len(messages)))]
+    place = {old: new for new, old in enumerate(kept)}
+    return replace(
+        sample,
+        conversation=replace(
+            sample.conversation,
+            messages=[messages[i] for i in kept],
+            flags=tuple(sample.conversation.flags[i] for i in kept),
+        ),
+        origin=tuple(sample.origin[i] for i in kept),
+        targets=frozenset(place[i] for i in sample.targets if i in place),
+        untrained={place[i]: reason for i, reason in sample.untrained.items() if i in place},
+        thinking=frozenset(place[i] for i in sample.thinking if i in place),
+    )
+
+
+# --- the whole build --------------------------------------------------------------------------------------------------------
+
+
+def rank(seed: int, *what: str | int) -> str:
+    """A stable place in a random order: hex digits that depend on the seed and on what is named, and on nothing else."""
+    return hashlib.sha256(json.dumps([seed, *what]).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def chance(seed: int, *what: str | int) -> float:
+    """A number from 0 to below 1, as stable as `rank`."""
+    return int(rank(seed, *what)[:13], 16) / 16**13  # 52 bits, which a float holds exactly
+
+
+def in_validation(policy: Policy, key: str) -> bool:
+    """Whether a record, with all of its samples, is set apart for validation."""
+    return chance(policy.seed, "validation", key) < policy.validation
+
+
+def shuffle_rank(policy: Policy, key: str, sample: Sample) -> str:
+    """Where a sample stands in the build's order under `shuffle`."""
+    return rank(policy.seed, "shuffle", key, sample.variant, sample.index)
+
+
+def balance_rank(policy: Policy, key: str, sample: Sample) -> str:
+    """The name and place of a sample for `keep_by_rank`."""
+    return rank(policy.seed, "balance", key, sample.variant, sample.index)
+
+
+def balance_class(sample: Sample) -> BalanceClass:
+    """`thinking` if a trained turn thinks, `no_thinking_call` if one calls tools, else `final`."""
+    if sample.targets & sample.thinking:
+        return "thinking"
+    calls = any(sample.conversation.messages[i].get("tool_calls") for i in sample.targets)
+    return "no_thinking_call" if calls else "final"
+
+
+def keep_by_rank(ranks: Collection[str], thinking: int, ratio: float) -> frozenset[str]:
+    """Which of the `no_thinking_call` samples stay: the first `int(thinking * ratio)` by rank, all if there are no more.
+
+    Raises:
+        CheckFailed: calls without reasoning, but no sample with any; there is nothing to balance against.
+    """
+    if ranks and not thinking:
+        raise CheckFailed(
+            f"max_no_thinking_ratio is {ratio}, but no sample has reasoning: all {len(ranks):,} samples with calls would go; leave it out"
+        )
+    return frozenset(sorted(ranks)[: int(thinking * ratio)])
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """How different the variants of a build are. Adds up over records.
+
+    Attributes:
+        records: records with a turn that thinks.
+        distinct: thinking patterns among their variants, summed.
+        possible: the most there could be of them: variants, or 2 to the number of thinking turns where that is less.
+        thinking, stripped: turns of variants 1 and on that could think, and those of them that no longer do.
+    """
+
+    records: int = 0
+    distinct: int = 0
+    possible: int = 0
+    thinking: int = 0
+    stripped: int = 0
+
+    def __add__(self, other: Diversity) -> Diversity:
+        return Diversity(
+            self.records + other.records,
+            self.distinct + other.distinct,
+            self.possible + other.possible,
+            self.thinking + other.thinking,
+            self.stripped + other.stripped,
+        )
+
+    @property
+    def mean_distinct(self) -> float:
+        """Distinct patterns per record."""
+        return self.distinct / self.records if self.records else 0.0
+
+    @property
+    def stripped_share(self) -> float:
+        """Share of thinking turns that the variants lost."""
+        return self.stripped / self.thinking if self.thinking else 0.0
+
+
+def diversity(samples: Iterable[Sample]) -> Diversity:
+    """The diversity of one record's samples; nothing where it has no turn that thinks, or one variant only."""
+    patterns = {sample.variant: sample.pattern for sample in samples}
+    all_turns = patterns.get(0, frozenset[int]())
+    if len(patterns) < 2 or not all_turns:
+        return Diversity()
+    others = [pattern for variant, pattern in patterns.items() if variant]
+    return Diversity(
+        records=1,
+        distinct=len(set(patterns.values())),
+        possible=min(len(patterns), 2 ** len(all_turns)),
+        thinking=len(all_turns) * len(others),
+        stripped=sum(len(all_turns) - len(pattern) for pattern in others),
+    )
+
+
+def _listed(turns: Sequence[int]) -> str:
+    """`no turn`, or `messages 2, 4, 6`, the middle left out where there are many."""
+    if not turns:
+        return "no turn"
+    shown = [str(i) for i in turns] if len(turns) <= 12 else [*(str(i) for i in turns[:6]), "...", *(str(i) for i in turns[-3:])]
+    return f"message{'s' if len(turns) > 1 else ''} {', '.join(shown)}"
