@@ -222,7 +222,7 @@ class _Choice:
 
 
 def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
-    """Flags, then rules, then `train_on`; each only takes away. Turns are counted from the end before anything is taken away."""
+    """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
     window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
     if policy.split == "pre_split":
@@ -264,15 +264,15 @@ def _all(turns: Iterable[int], reasons: Mapping[int, str], otherwise: str) -> di
 
 
 def _rule(messages: Sequence[Message], turn: int, thought: _Thought, policy: Policy) -> str:
-    """The first rule in force that the turn's step falls under."""
-    calls = bool(messages[turn].get("tool_calls"))
-    if policy.tool_error != "train" and _failed(messages, turn):
-        return "tool_error"
-    if policy.empty_tool_call != "train" and calls and not thought.reasoning and not thought.text:
-        return "empty_tool_call"
-    if policy.bare_text_tool_call != "train" and calls and not thought.reasoning and thought.text:
-        return "bare_text_tool_call"
-    return ""
+    """The rule that takes the turn, or ''. One that drops goes before those that mask, so that no rule shields from another."""
+    silent = bool(messages[turn].get("tool_calls")) and not thought.reasoning
+    hit = {
+        "tool_error": policy.tool_error != "train" and _failed(messages, turn),
+        "empty_tool_call": policy.empty_tool_call != "train" and silent and not thought.text,
+        "bare_text_tool_call": policy.bare_text_tool_call != "train" and silent and thought.text,
+    }
+    rules = sorted((name for name in hit if hit[name]), key=lambda name: getattr(policy, name) != "drop")
+    return next(iter(rules), "")
 
 
 def _failed(messages: Sequence[Message], turn: int) -> bool:

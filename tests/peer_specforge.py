@@ -17,7 +17,7 @@ def rendered(parser: Parser, messages: list[dict[str, Any]], tools: list[dict[st
     spec = parser.spec
     assert spec.specforge is not None
     keep = {"role", "content", "tool_calls"} | (
-        {"reasoning_content", "name", "tool_call_id"} if spec.specforge.parser != "general" else set()
+        {"reasoning_content", "name", "tool_call_id"} if spec.thinking.mode == "on" else set()
     )
     given = [{**{k: v for k, v in m.items() if k in keep}, "content": m.get("content") or ""} for m in messages]
     for message in given:

@@ -428,6 +428,12 @@ def test_drop_takes_the_record_of_a_trajectory_and_the_sample_of_a_turn() -> Non
     assert len(samples_of(AGENT, tool_error="drop", train_on="last")) == 1
 
 
+def test_a_rule_that_masks_shields_from_none_that_drops() -> None:
+    """Where a turn falls under two rules, the one that drops counts."""
+    whole = record(user(), turn("try", calls=True), result(True), turn())
+    assert expand(whole, policy_of(tool_error="mask", bare_text_tool_call="drop"), "k")[1] == Counter(bare_text_tool_call=2)
+
+
 def test_inline_blocks_count_as_reasoning_for_the_rules() -> None:
     """A call with reasoning inside its content is neither bare text nor empty; an empty block is no reasoning."""
     whole = record(
