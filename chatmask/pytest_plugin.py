@@ -5,7 +5,7 @@ One line of configuration makes one test a spec (`SPEC`, or `SPEC = TOKENIZER` t
     [tool.pytest.ini_options]
     chatmask_check = ["qwen3-thinking", "specs/own.yaml = /models/own"]
 
-or on the command line `pytest --chatmask-check SPEC[=TOKENIZER]`. A test may also ask for the fixture `chatmask_check`.
+(paths of specs from the configuration file's folder), or on the command line `pytest --chatmask-check SPEC[=TOKENIZER]`. A test may also ask for the fixture `chatmask_check`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add one test a spec that is asked for."""
-    for entry in [*config.getini("chatmask_check"), *config.getoption("--chatmask-check")]:
+    """Add one test a spec that is asked for; those of the configuration only where no paths or tests were named."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    configured = [] if named else [(entry, config.rootpath) for entry in config.getini("chatmask_check")]
+    given = [(entry, config.invocation_params.dir) for entry in config.getoption("--chatmask-check")]
+    for entry, folder in [*configured, *given]:
         spec, _, tokenizer = (part.strip() for part in entry.partition("="))
-        items.append(SnapshotItem.from_parent(session, name=f"chatmask[{spec}]", spec=spec, tokenizer=tokenizer or None))
+        path = str(folder / spec) if spec.endswith((".yaml", ".yml")) else spec
+        items.append(SnapshotItem.from_parent(session, name=f"chatmask[{spec}]", spec=path, tokenizer=tokenizer or None))
 
 
 class SnapshotItem(pytest.Item):

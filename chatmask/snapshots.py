@@ -39,6 +39,7 @@ DRIFTS = {
     "tokens_changed": "the same text has other ids",
     "parity_broken": "the trained prefix differs from the served prompt in another way than before",
     "refusal_changed": "a conversation that was refused is accepted, or refused for another reason",
+    "no_snapshots": "the spec has no snapshots yet",
     "snapshot_edited": "the snapshot file was changed by hand, or damaged",
 }
 
@@ -121,9 +122,7 @@ def check(
             skipped.append(spec.name)
             continue
         if not kept and not accept:
-            drifts.append(
-                Drift(spec.name, "-", ("snapshot_edited",), f"no snapshots in {folder}; make them with --accept --reason TEXT")
-            )
+            drifts.append(Drift(spec.name, "-", ("no_snapshots",), f"  none in {folder}; make them with --accept --reason TEXT"))
             continue
         loaded = choose(spec)
         if accept and tokenizer is not None and spec.demo_template is not None:
@@ -184,12 +183,10 @@ class _Tokenizers:
 
 
 def snapshot_folder(like: SpecLike, spec: TemplateSpec) -> Path:
-    """Where a spec's snapshots lie: beside its file, else with the packaged ones of the same name."""
-    packaged = specs_dir() / "snapshots" / spec.name
+    """Where a spec's snapshots lie: beside its file, in `snapshots/<name>`; a packaged spec's with the packaged ones."""
     if isinstance(like, TemplateSpec) or specs_dir() in spec_file(like).resolve().parents:
-        return packaged
-    beside = spec_file(like).parent / "snapshots" / spec.name
-    return beside if beside.is_dir() or not packaged.is_dir() else packaged
+        return specs_dir() / "snapshots" / spec.name
+    return spec_file(like).parent / "snapshots" / spec.name
 
 
 def rewritten_kinds(spec: TemplateSpec) -> list[str]:

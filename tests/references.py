@@ -138,8 +138,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.references", description="What each spec was verified on.")
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="name or file of a spec; none means all")
     parser.add_argument("--root", type=Path, help="directory in which to lay out one link per spec")
+    parser.add_argument("--vocabulary", help="print the folder of this vocabulary instead, with --template in it")
+    parser.add_argument("--template", help="key of a public template (tests.assets.templates())")
+    parser.add_argument("--stand-in", action="store_true", help="add the template's control tokens to the vocabulary")
     options = parser.parse_args(arguments)
-    specs = [chatmask.load_spec(name) for name in options.specs or chatmask.list_specs()]
+    try:
+        if options.vocabulary:
+            print(directory(options.vocabulary, options.template, not options.stand_in))
+            return 0
+        specs = [chatmask.load_spec(name) for name in options.specs or chatmask.list_specs()]
+    except (chatmask.ChatmaskError, AssetUnavailable, KeyError) as error:
+        print(f"error: {error.args[0]}", file=sys.stderr)
+        return 1
     failed = 0
     for spec in specs:
         try:

@@ -34,7 +34,7 @@ for _name in WITH_REFERENCE:
     GROUPS.setdefault(f"{_reference.vocabulary} {_reference.template or 'own template'}", []).append(_name)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(GROUPS[group]))
 def test_snapshots_hold(group: str) -> None:
     """Text, spans and, where the snapshots were taken on this tokenizer, ids and masks are as they were."""
     tokenizer = load_tokenizer(references.for_spec(load_spec(GROUPS[group][0])))

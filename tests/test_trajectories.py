@@ -361,6 +361,31 @@ def test_exact_on_texts_that_are_rewritten_at_every_question() -> None:
     assert not dropped
 
 
+@pytest.mark.parametrize("spec", ["qwen3-thinking", "qwen3-instruct", "ling-3.0-thinking"])
+def test_exact_keeps_what_a_real_template_serves(spec: str) -> None:
+    """With a parser's own answers, every trained turn of a sample stands behind the very prompt that the server had sent, whole."""
+    parser = load_parser(spec, demo=True, overrides=["thinking.strip=true"] if spec == "qwen3-instruct" else [])
+    whole = record(
+        user(), turn("a", "r", calls=True), result(), turn("b", "q"), user(), turn("c", "r", calls=True), result(), turn("d")
+    )
+
+    def stands(conversation: Conversation, end: int) -> dict[int, str]:
+        """For each turn of the sample that ends with `end`: its prompt, if it is the served one, and its own text."""
+        sample = parser.sample(Conversation(conversation.messages[: end + 1], conversation.tools, conversation.flags[: end + 1]))
+        breaks, text = parser.served_text_breaks(sample), sample.rendering.text
+        return {t.message: text[: t.end] for t in sample.turns if t.message not in breaks}
+
+    def shared(conversation: Conversation, i: int, j: int) -> bool:
+        alone, within = stands(conversation, i), stands(conversation, j)
+        return i in within and within[i] == alone.get(i)
+
+    samples, _, _ = expand(whole, policy_of(split="exact"), "k", tags=tags_of(parser.spec), shared=shared)
+    assert sorted(trained(samples)) == [1, 3, 5, 7]
+    assert len(samples) == _minimum([1, 3, 5, 7], lambda i, j: shared(whole, i, j))
+    for sample in samples:
+        assert sample.targets <= stands(sample.conversation, len(sample.conversation.messages) - 1).keys()
+
+
 def test_exact_asks_about_the_conversation_that_is_rendered() -> None:
     """The question about shared prompts is asked of the messages as they will stand in the samples, empty blocks included."""
     seen: list[Conversation] = []

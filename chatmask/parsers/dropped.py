@@ -64,6 +64,12 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
             if "content" not in missing and message.get("tool_calls") and not _shows(parser, sample, i, UNLIKELY_CHANCE):
                 missing.append("content")  # its few words stand in the call, not by themselves
             called = bool(message.get("tool_calls"))
+            if called and prepared.spec.assistant.results_in_turn and (message.get("content") or "").strip():
+                raise RejectedRow(
+                    RejectReason.TEMPLATE_DROPS_CONTENT,
+                    "assistant message: the template writes the text beside a call behind it, where it was not sampled",
+                    i,
+                )
             declared = {"content": "content" in allowed or (called and "content_with_tool_calls" in allowed)}
             undeclared = [m for m in missing if not declared.get(m, "tool_calls" in allowed)]
             dropped += bool(missing)

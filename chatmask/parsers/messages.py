@@ -12,7 +12,7 @@ from ..errors import RejectedRow, RejectReason
 from ..records import loads
 from ..templates.spec import TemplateSpec, Thinking
 from .specforge import KEPT_FIELDS
-from .thinking import check_option, reasoning_of, split_inline
+from .thinking import check_option, reasoning_of, split_inline, unwrapped
 
 
 @dataclass(frozen=True)
@@ -89,45 +89,62 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
 def with_call_ids(messages: list[dict[str, Any]], form: str, notes: dict[str, int]) -> list[dict[str, Any]]:
     """The messages with call ids in the form that the template relies on, results following their calls; counted.
 
-    A call whose id has the form already (with its own name and any number) keeps it. `{index}` counts the calls of a conversation.
+    A call whose id has the form already (with its own name and any number) keeps it; others are numbered through the conversation,
+    past numbers that are taken. A result belongs to the first open call of its id, one without an id to the first open call.
     """
-    renamed: dict[str, str] = {}
+
+    def number(call: dict[str, Any]) -> str | None:
+        pattern = re.escape(form).replace(r"\{name\}", re.escape(str(call["function"]["name"]))).replace(r"\{index\}", "([0-9]+)")
+        found = re.fullmatch(pattern, str(call.get("id") or ""))
+        return found.group(1) if found else None
+
+    taken = {int(n) for m in messages for call in m.get("tool_calls") or () if (n := number(call)) is not None}
     index = 0
+    open_calls: list[tuple[Any, str]] = []  # the id in the data, the id that is written
     result = []
     for message in messages:
         if message.get("tool_calls"):
             calls = []
+            open_calls = []
             for call in message["tool_calls"]:
-                name, given = str(call["function"]["name"]), str(call.get("id") or "")
-                pattern = re.escape(form).replace(r"\{name\}", re.escape(name)).replace(r"\{index\}", r"\d+")
-                if not re.fullmatch(pattern, given):
-                    renamed[given] = form.replace("{name}", name).replace("{index}", str(index))
-                    call = {**call, "id": renamed[given]}
+                given = call.get("id")
+                if number(call) is None:
+                    while index in taken:
+                        index += 1
+                    call = {**call, "id": form.replace("{name}", str(call["function"]["name"])).replace("{index}", str(index))}
                     notes["call_ids_rewritten"] = notes.get("call_ids_rewritten", 0) + 1
+                    index += 1
+                open_calls.append((given, call["id"]))
                 calls.append(call)
-                index += 1
             message = {**message, "tool_calls": calls}
-        elif message.get("tool_call_id") in renamed:
-            message = {**message, "tool_call_id": renamed[message["tool_call_id"]]}
+        elif message["role"] == "tool":
+            given = message.get("tool_call_id")
+            found = next((pair for pair in open_calls if given in (None, pair[0])), None)
+            if found is not None:
+                open_calls.remove(found)
+                message = {**message, "tool_call_id": found[1]}
         result.append(message)
     return result
 
 
-def joined(message: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
-    """What a template that knows reasoning only inside content is given (`thinking.join`); any other message as it is.
+def joins(message: dict[str, Any], thinking: Thinking) -> bool:
+    """Is the think block put into this message's content? Where the form leaves the open tag to the template, a turn without
+    reasoning gets the rest all the same: it closes the block."""
+    if thinking.join is None or message["role"] != "assistant":
+        return False
+    return bool(reasoning_of(message)) or (thinking.mode == "on" and str(thinking.open) not in thinking.join)
 
-    Where the form leaves the open tag to the template, a turn without reasoning gets the rest all the same: it closes the block.
-    """
-    form = thinking.join
-    if form is None or message["role"] != "assistant":
+
+def joined(message: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
+    """What a template that knows reasoning only inside content is given (`thinking.join`); any other message as it is."""
+    if thinking.join is None or message["role"] != "assistant":
         return message
     result = {key: value for key, value in message.items() if key not in ("reasoning_content", "thinking")}
     content = message.get("content") or ""
-    opens_itself = thinking.mode == "on" and str(thinking.open) not in form
-    if reasoning_of(message) or opens_itself:
+    if joins(message, thinking):
         # line breaks at the edges belong to the tags, as in `split_inline`
-        parts = {"{reasoning}": reasoning_of(message).strip("\n"), "{content}": content}
-        content = re.sub(r"\{reasoning\}|\{content\}", lambda match: parts[match.group()], form)
+        parts = {"{reasoning}": reasoning_of(message).strip("\n"), "{content}": unwrapped(content, thinking)}
+        content = re.sub(r"\{reasoning\}|\{content\}", lambda match: parts[match.group()], thinking.join)
     result["content"] = content
     return result
 

@@ -28,7 +28,7 @@ from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
 from . import specforge
 from .dropped import check_dropped, check_foreign
-from .messages import Prepared, joined, prepare
+from .messages import Prepared, joined, joins, prepare
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -270,7 +270,7 @@ class Parser:
         if prepared.spec.thinking.join is None:
             return {}
         tags = [self.control[match.group()] for match in self.encoder.pattern.finditer(prepared.spec.thinking.join)]
-        return {i: list(tags) for i, m in enumerate(prepared.messages) if m["role"] == "assistant" and reasoning_of(m)}
+        return {i: list(tags) for i, m in enumerate(prepared.messages) if joins(m, prepared.spec.thinking)}
 
     def _stops(self, spec: TemplateSpec) -> Stops:
         ids = {end: self.control[end] for end in spec.assistant.ends if end in self.control}

@@ -51,7 +51,9 @@ def split_inline(message: dict[str, Any], index: int, thinking: Thinking, header
             f"content: {closing!r} without {opening!r}, which this template's prompt does not open",
             index,
         )
-    reasoning = before.removeprefix(opening).strip("\n")
+    # what stands at the edges belongs to the tags: line breaks, and the blanks that `join` will put there
+    edge = "\n" + "".join(char for char in thinking.join or "" if char.isspace())
+    reasoning = before.removeprefix(opening).strip(edge)
     given = reasoning_of(message)
     if given and given.strip() != reasoning.strip():
         raise RejectedRow(
@@ -59,13 +61,13 @@ def split_inline(message: dict[str, Any], index: int, thinking: Thinking, header
             f"reasoning_content is {given[:60]!r}, the inline block in content {reasoning[:60]!r}",
             index,
         )
-    result = {**message, "content": _unwrapped(answer, thinking).lstrip("\n")}
+    result = {**message, "content": answer.lstrip(edge)}
     if reasoning.strip():
         result["reasoning_content"] = reasoning
     return result
 
 
-def _unwrapped(answer: str, thinking: Thinking) -> str:
+def unwrapped(answer: str, thinking: Thinking) -> str:
     """The answer without what `thinking.join` will put around it (`<response>`, `<answer>`), where the data has it already."""
     if thinking.join is None or str(thinking.close) not in thinking.join:
         return answer

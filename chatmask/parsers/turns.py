@@ -286,9 +286,11 @@ def keeps_reasoning(
         if stop >= turn.end:
             return False
     elif spec.thinking.close is not None:
-        stop = rendering.text.find(spec.thinking.close, turn.start, turn.end)
-        if stop < 0:
-            return False
+        stop = turn.start - 1
+        for _ in range(reasoning.count(spec.thinking.close) + 1):  # those that the reasoning itself quotes do not close it
+            stop = rendering.text.find(spec.thinking.close, stop + 1, turn.end)
+            if stop < 0:
+                return False
     return reasoning in rendering.text[turn.start : stop]
 
 
@@ -307,7 +309,7 @@ def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) 
     if not calls:
         return missing
     reasoning = str(message.get("reasoning_content") or "").strip()
-    words = f"{reasoning}\n{content}" if reasoning in emission else content
+    words = "\n".join(text for text in (reasoning, content) if text in emission)
     for n, call in enumerate(calls):
         function = call["function"]
         if emission.count(function["name"]) <= words.count(function["name"]):

@@ -452,6 +452,8 @@ def _prove(mode: _Mode, facts: dict[str, Any], tokenizer: Tokenizer) -> None:
                 and what.startswith("a tool call beside text")
             ):
                 drops += ["content_with_tool_calls"] if "content_with_tool_calls" not in drops else []
+            elif what == "one turn, without reasoning":
+                notes.append(f"turns without reasoning are refused ({error.reason.value}); give such rows another spec")
             elif what.startswith("a tool call") and what.endswith("call"):
                 notes.append(f"{what} and its result are refused ({error.reason.value})")
             continue

@@ -130,8 +130,8 @@ MUTANTS = (
         "if False else found",
     ),
     Mutant("joined tags lose their ids", _PARSER, "or tag(c)]", "]"),
-    Mutant("reasoning not joined", _MESSAGES, 'if form is None or message["role"] != "assistant":', "if True:"),
-    Mutant("a result keeps the call's old id", _MESSAGES, 'elif message.get("tool_call_id") in renamed:', "elif False:"),
+    Mutant("reasoning not joined", _MESSAGES, "if joins(message, thinking):", "if False:"),
+    Mutant("a result keeps the call's old id", _MESSAGES, 'elif message["role"] == "tool":', "elif False:"),
     Mutant("white space at the end lost", _PARSER, "blanks = content[len(content.rstrip()) :]", 'blanks = ""'),
     # SpecForge's rules
     Mutant(

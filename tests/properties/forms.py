@@ -61,6 +61,37 @@ def check_joined_reasoning() -> None:
     assert _trained(parser, plain) == ["A.<|im_end|>"]
 
 
+def check_joined_forms_survive() -> None:
+    """Data in the spec's own form comes out as it is, given inline or in fields: blanks, wrapped answers, quoted closing tags."""
+    template = "{% for m in messages %}" + _TURN + "{% endfor %}" + _PROMPT
+    for form in ("<think> {reasoning} </think> {content}", "<think>{reasoning}</think><tool_call>{content}</tool_call>"):
+        parser = _compiled(template, thinking={**_THINK, "join": form})
+        whole = form.format(reasoning="Why.", content="A.")
+        answer = whole.partition("</think>")[2].strip()
+        for given in ({"content": whole}, {"content": answer, "reasoning_content": "Why."}):
+            assert _trained(parser, [{"role": "user", "content": "q"}, {"role": "assistant", **given}]) == [f"{whole}<|im_end|>"]
+    # a close tag that is plain text in the vocabulary, quoted by the reasoning
+    parser = _compiled(template, thinking={"mode": "on", "open": "{{", "close": "}}", "join": "{{ {reasoning} }}{content}"})
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A.", "reasoning_content": "see }} and"}]
+    assert [span.trained for span in parser.parse({"messages": [*turns, *turns]}).spans] == [True, True]
+
+
+def check_a_block_that_the_prompt_opens_is_closed() -> None:
+    """Where the template opens the block itself, a turn without reasoning closes it, with the tag's own id, whatever the row holds."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{{ '<think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+    )
+    assistant = {"header": "<|im_start|>assistant\n<think>", "end_of_turn": "<|im_end|>"}
+    parser = _compiled(template, assistant=assistant, thinking={**_THINK, "join": "{reasoning}</think>\n\n{content}"})
+    close = parser.control["</think>"]
+    for answer in ("A.", "> quoted\nYes.", "a", "ends <"):
+        example = parser.parse({"messages": [{"role": "user", "content": "q <"}, {"role": "assistant", "content": answer}]})
+        assert parser.loaded.decode(supervised(example)[0]) == f"</think>\n\n{answer}<|im_end|>"
+        assert example.input_ids.count(close) == 1
+        assert example.control_text == 0
+
+
 def check_joined_reasoning_that_history_cuts() -> None:
     """Where the template cuts the joined block from earlier turns, these are emission-rewritten and not trained."""
     template = (
@@ -134,6 +165,15 @@ def check_results_within_the_turn() -> None:
         "results_in_turn": True,
     }
     parser = made_up(template, assistant=assistant)
+    beside = _agent("The result.")
+    beside[1]["content"] = "Let me look."
+    for messages in (beside, beside[:2]):
+        try:
+            parser.parse({"messages": messages})
+        except chatmask.RejectedRow as error:
+            assert error.reason.value == "template_drops_content", error
+        else:
+            raise AssertionError("text beside a call is not where the model said it")
     spans = _trained(parser, _agent("The result."))
     assert spans == ['<tool_call>call_1 find{"what": "it"}</tool_call><tool_response>', "Answer.<|im_end|>"], spans
 
@@ -168,6 +208,19 @@ def check_call_ids() -> None:
     assert 'functions.find:0{"what": "it"}' in example.text
     assert "Found. for functions.find:0" in example.text
     assert example.notes["call_ids_rewritten"] == 1
+    two = _agent()
+    first = two[1]["tool_calls"][0]
+    for ids, written in (
+        (("functions.find:1", "x"), ("1", "0")),
+        (("x", "functions.find:0"), ("1", "0")),
+        (("x", "x"), ("0", "1")),
+        ((None, None), ("0", "1")),
+    ):
+        calls = [{k: v for k, v in {**first, "id": given}.items() if v is not None} for given in ids]
+        results = [{"role": "tool", "content": f"Found {n}.", **({"tool_call_id": g} if g else {})} for n, g in enumerate(ids)]
+        example = parser.parse({"messages": [two[0], {**two[1], "tool_calls": calls}, *results, two[3]]})
+        for n, number in enumerate(written):
+            assert f"Found {n}. for functions.find:{number}<" in example.text, example.text
     own = _agent()
     own[1]["tool_calls"][0]["id"] = own[2]["tool_call_id"] = "functions.find:7"
     example = parser.parse({"messages": own})
@@ -222,6 +275,8 @@ def check_specforge_rules() -> None:
 
 CHECKS = (
     check_joined_reasoning,
+    check_joined_forms_survive,
+    check_a_block_that_the_prompt_opens_is_closed,
     check_joined_reasoning_that_history_cuts,
     check_join_is_refused_where_a_field_is_read,
     check_header_behind_a_tool,

@@ -50,6 +50,9 @@ def check_drops() -> None:
         assert error.reason.value == "template_drops_content", error
     else:
         raise AssertionError("nobody noticed that a part of the answer went missing")
+    # a call's name that stands in text which the template drops is no call
+    short = [messages[0], {**messages[1], "content": "I find it."}, *messages[2:]]
+    made_up(DROPPING["the text beside a tool call"], drops=["content_with_tool_calls"]).parse({"messages": short})
     declared = {"the text beside a tool call": "content_with_tool_calls", "tool calls": "tool_calls", "tool messages": "tool"}
     for what, template in DROPPING.items():
         try:
