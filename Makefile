@@ -31,7 +31,7 @@ test-long: $(STAMP)
 
 $(LOW)/.installed: pyproject.toml tests/lowest.txt
 	$(PYTHON) -m venv $(LOW)
-	$(LOW)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c tests/lowest.txt
+	$(LOW)/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest pytest-xdist hypothesis -c tests/lowest.txt
 	touch $@
 
 # the snapshots again, with the lowest versions that pyproject.toml allows
