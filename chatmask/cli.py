@@ -97,6 +97,12 @@ def main(ctx: click.Context) -> None:
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it."
 )
 @click.option("--parity", type=click.Choice(["sample", "full", "off"]), default="sample", show_default=True, help="Compare trained prefixes with what the server would send: on a sample of the rows, on all, or not.")  # fmt: skip
+@click.option("--policy", metavar="NAME|FILE", help="Policy: which samples are made and which turns are trained (policies/).")
+@click.option("--split", type=click.Choice(["trajectory", "per_turn", "exact", "pre_split"]), help="One sample with all turns; one for each trained turn; the fewest with exact prefixes; records that are samples already. Default: the policy's, else trajectory.")  # fmt: skip
+@click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Most tokens of a sample.")
+@click.option("--overlength", type=click.Choice(["error", "drop", "last_turns", "first_turns", "explode"]), help="What becomes of a longer one; cuts fall between messages. Default: error.")  # fmt: skip
+@click.option("--policy-set", "policy_overrides", metavar="KEY=VALUE", multiple=True, help="Change a field of the policy, e.g. --policy-set tool_error=mask. May be given several times.")  # fmt: skip
+@click.option("--explain", type=click.IntRange(min=1), metavar="LINE", help="Build nothing: print what each step makes of that line of the first input.")  # fmt: skip
 @click.option("--max-line-bytes", type=click.IntRange(min=1024), default=64 << 20, show_default=True, help="Reject longer lines.")
 @click.option("--max-depth", type=click.IntRange(min=4, max=900), default=64, show_default=True, help="Reject deeper nesting.")
 @click.option(
@@ -115,6 +121,12 @@ def build(
     keep_rejected: bool,
     workers: int,
     parity: Any,
+    policy: str | None,
+    split: str | None,
+    max_length: int | None,
+    overlength: str | None,
+    policy_overrides: tuple[str, ...],
+    explain: int | None,
     max_line_bytes: int,
     max_depth: int,
     max_messages: int,
@@ -125,6 +137,24 @@ def build(
     """Turn raw conversations into a dataset with loss masks."""
     from .pipeline import build as run
 
+    given = {"split": split, "max_length": max_length, "overlength": overlength}
+    changes = [*policy_overrides, *(f"{name}={value}" for name, value in given.items() if value is not None)]
+    if explain is not None:
+        from .sampling import explain as run_explain
+
+        told = run_explain(
+            inputs[0],
+            explain,
+            spec,
+            tokenizer=tokenizer,
+            demo=demo,
+            overrides=overrides,
+            policy=policy,
+            policy_overrides=changes,
+        )
+        for line in told:
+            click.echo(line)
+        return
     with _Progress() as progress:
         result = run(
             list(inputs),
@@ -136,6 +166,8 @@ def build(
             bad_rows=bad_rows,
             workers=workers,
             parity=parity,
+            policy=policy,
+            policy_overrides=changes,
             keep_rejected=keep_rejected,
             max_line_bytes=max_line_bytes,
             max_depth=max_depth,

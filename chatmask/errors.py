@@ -165,6 +165,7 @@ class RejectReason(StrEnum):
     FOREIGN_TEXT = "foreign_text"
     # the tokens
     ZERO_SUPERVISION = "zero_supervision"
+    OVERLENGTH = "overlength"
     CONTROL_ID_FROM_CONTENT = "control_id_from_content"
 
     @property
@@ -211,5 +212,6 @@ _ADVICE: dict[RejectReason, str] = {
     RejectReason.HISTORY_REWRITTEN: "the template renders this turn otherwise than it was served and `rewritten` is `reject`",
     RejectReason.FOREIGN_TEXT: "the template writes another message's text inside this turn; it cannot be trained as the model's",
     RejectReason.ZERO_SUPERVISION: "no token of the row would be trained",
+    RejectReason.OVERLENGTH: "longer than --max-length; raise it, or say with --overlength what becomes of such samples",
     RejectReason.CONTROL_ID_FROM_CONTENT: "the tokenizer turned quoted text into a control token; set special_in_content: reject",
 }

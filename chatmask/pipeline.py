@@ -26,7 +26,9 @@ from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
 from .parsers.parser import Parser, load_parser
+from .policy import DEFAULT, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
+from .sampling import Made, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
@@ -49,6 +51,7 @@ class Options:
     max_line_bytes: int = MAX_LINE_BYTES
     max_depth: int = MAX_DEPTH
     max_messages: int = MAX_MESSAGES
+    policy: Policy = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def build(
     bad_rows: Literal["fail", "skip"] = "fail",
     workers: int = 1,
     parity: Literal["sample", "full", "off"] = "sample",
+    policy: PolicyLike | None = None,
+    policy_overrides: Mapping[str, str] | Sequence[str] = (),
     keep_rejected: bool = False,
     max_line_bytes: int = MAX_LINE_BYTES,
     max_depth: int = MAX_DEPTH,
@@ -110,6 +115,9 @@ def build(
         bad_rows: `fail` writes nothing visible when a row is rejected; `skip` writes rejects to `rejects.jsonl`.
         workers: processes; the bytes do not depend on it.
         parity: compare trained prefixes with what the server would have sent: on a sample, on all rows, or not at all.
+        policy: which samples are made of a record and which turns are trained: name, YAML file or Policy; None: one sample with
+            all turns.
+        policy_overrides: `KEY=VALUE` changes to the policy (`split=per_turn`).
         keep_rejected: write the content of rejected lines too.
         max_line_bytes, max_depth, max_messages: limits of one line, of its nesting, and of one conversation; beyond them a row is
             rejected by name.
@@ -140,7 +148,9 @@ def build(
     files, chunks = plan(paths, _chunk_bytes(paths))
     if not chunks:
         raise InputError(f"{', '.join(map(str, paths))}: no lines")
-    options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages)
+    chosen = load_policy(policy, policy_overrides)
+    refuse_unknown(chosen)
+    options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages, chosen)
     identity = _identity(parser, files, options)
     with storage.lock(directory) as created:
         finished = _finished(directory, identity, force)
@@ -185,27 +195,32 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
                 continue
             oracle = _ask_oracle(record, options)
             try:
-                example = example_of(record, parser, options, oracle)
+                made = rows_of(record, parser, options, oracle)
             except RejectedRow as error:
                 ledger.rejects[error.reason.value] += 1
                 rejects.append(_reject(record, error, options))
                 if len(shown) < SHOWN_REJECTS:
                     shown.append(f"{record.path}:{record.line}: {error}")
                 continue
-            _refuse_undeclared(record, example)
-            ledger.kept += 1
-            ledger.add_example(example, oracle)
-            writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, 0, 0))
+            if made.rows:
+                ledger.kept += 1
+                ledger.notes.update({f"dropped_{reason}": n for reason, n in made.dropped.items()})
+            else:
+                ledger.dropped[max(made.dropped, key=lambda reason: made.dropped[reason], default="no_trained_turn")] += 1
+            for sample, example in made.rows:
+                _refuse_undeclared(record, example, options)
+                ledger.add_example(example, oracle)
+                writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, sample.index, sample.variant))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
 
 
-def example_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Example:
-    """One record's way: strict JSON, conversation, rendering, spans, tokens, mask. Raises RejectedRow."""
+def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
+    """One record's way: strict JSON, conversation, samples, rendering, spans, tokens, mask. Raises RejectedRow."""
     data = parse(record, options.max_depth)
     conversation = normalise(data, parser.spec.roles, options.max_messages)
-    return parser.example(conversation, oracle)
+    return make(conversation, options.policy, parser, f"{record.path}:{record.line}", oracle)
 
 
 def _ask_oracle(record: Record, options: Options) -> bool:
@@ -214,9 +229,11 @@ def _ask_oracle(record: Record, options: Options) -> bool:
     return options.parity == "full"
 
 
-def _refuse_undeclared(record: Record, example: Example) -> None:
+def _refuse_undeclared(record: Record, example: Example, options: Options) -> None:
+    # a policy that changes what stands before a turn breaks parity by choice
+    chosen = options.policy.strip_thinking != "none" or options.policy.strip_probability or options.policy.empty_think != "none"
     for found in example.parity:
-        if not found.declared:
+        if not found.declared and not chosen:
             raise CheckFailed(
                 f"{record.path}:{record.line}: message {found.message}: the training prefix is not what the server sends "
                 f"({found.kind}): {found.detail}; if the template is known to do this, say `prefix_stable: false` in the spec"
@@ -373,7 +390,7 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
         },
         "template": {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()},
         "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
-        "options": {"split": "trajectory", **asdict(options)},
+        "options": {**asdict(options), "policy": {**options.policy.model_dump(mode="json"), "sha256": options.policy.sha256}},
         "inputs": [asdict(file) for file in files],
     }
 

@@ -494,14 +494,21 @@ def fewest(turns: Sequence[int], shared: Callable[[int, int], bool]) -> list[lis
     return [sorted(group) for group in reversed(groups)]
 
 
+def kept_by(messages: Sequence[Message], start: int, stop: int) -> list[int]:
+    """Which messages a cut keeps: `start` to `stop`, the leading system messages, and the first question where the cut begins with an
+    agent's step, so that the steps still stand behind the task."""
+    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    step = system < start < len(messages) and messages[start]["role"] != "user" and messages[system]["role"] == "user"
+    return [*range(min(system + step, start)), *range(start, min(stop, len(messages)))]
+
+
 def cut(sample: Sample, start: int, stop: int) -> Sample:
-    """The sample with its leading system messages and messages `start` to `stop` only; for length policies, which cut between messages.
+    """The sample with the messages of `kept_by` only; for length policies, which cut between messages.
 
     A cut that leaves nothing to train, or begins with a tool's result whose call is gone, is for the caller to refuse.
     """
     messages = sample.conversation.messages
-    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    kept = [*range(min(system, start)), *range(start, min(stop, len(messages)))]
+    kept = kept_by(messages, start, stop)
     place = {old: new for new, old in enumerate(kept)}
     return replace(
         sample,

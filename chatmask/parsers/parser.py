@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..canonical import first_unequal
 from ..conversation import Conversation, normalise
 from ..encoding import Ids, control_tokens
@@ -32,6 +34,21 @@ from .messages import Prepared, joined, joins, prepare
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of a trained turn is a target, where a policy chooses otherwise than docs/rules.md.
+
+    Attributes:
+        mask_from: `prompt`, or `role_header`: a think block that the server writes itself is trained too (AReaL).
+        reasoning: False leaves reasoning and its closing tag out.
+        all_text: every token is a target.
+    """
+
+    mask_from: str = "prompt"
+    reasoning: bool = True
+    all_text: bool = False
 
 
 @dataclass
@@ -114,8 +131,22 @@ class Parser:
             raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
         return self.example(normalise(record, roles=self.spec.roles))
 
-    def example(self, conversation: Conversation, oracle: bool = False) -> Example:
-        """As `parse`, for a Conversation; `oracle` also compares every turn with what the server would have sent."""
+    def example(
+        self,
+        conversation: Conversation,
+        oracle: bool = False,
+        *,
+        untrained: Mapping[int, str] | None = None,
+        choice: Choice = Choice(),
+    ) -> Example:
+        """As `parse`, for a Conversation.
+
+        Args:
+            conversation: as `conversation.normalise` gives it.
+            oracle: also compare every turn with what the server would have sent.
+            untrained: message index -> why this assistant message is not trained (a policy's word on it).
+            choice: which part of a trained turn is a target.
+        """
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten = {} if spec.specforge else self._rewritten(sample)
@@ -131,7 +162,7 @@ class Parser:
                 RejectReason.CONTROL_TEXT,
                 f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.unquotable}",
             )
-        emissions = self._emissions(sample, rewritten)
+        emissions = self._emissions(sample, rewritten, untrained or {}, choice)
         shift = int(sample.prepared.added_system)
         borders = [border for emission in emissions for border in (emission.start, emission.end)]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
@@ -147,6 +178,8 @@ class Parser:
                 RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
             )
         mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle, spec.specforge is not None)
+        if choice.all_text:
+            mask, spans = np.ones_like(mask), (Span(shift, 0, len(ids), True, ""),)
         if not mask.any():
             why = Counter(emission.reason or "no whole token inside the span" for emission in emissions)
             raise RejectedRow(
@@ -329,7 +362,9 @@ class Parser:
             )
         return found
 
-    def _emissions(self, sample: Sample, rewritten: Mapping[int, str]) -> list[Emission]:
+    def _emissions(
+        self, sample: Sample, rewritten: Mapping[int, str], untrained: Mapping[int, str], choice: Choice
+    ) -> list[Emission]:
         spec = sample.prepared.spec
         emissions = []
         for turn in sample.turns:
@@ -342,14 +377,35 @@ class Parser:
                     f"{kind} rewritten",
                     turn.message - sample.prepared.added_system,
                 )
-            if sample.prepared.flags[turn.message] is False:
+            if turn.message - sample.prepared.added_system in untrained:
+                reason = untrained[turn.message - sample.prepared.added_system]
+            elif sample.prepared.flags[turn.message] is False:
                 reason = "flag"
             elif turn.reason:
                 reason = turn.reason
             elif treatment == "mask":
                 reason = "history_rewritten" if kind == "emission" else "context_rewritten"
-            emissions.append(Emission(turn.message, turn.start, turn.end, reason))
+            start = turn.start
+            if choice.mask_from == "role_header":
+                start = turn.header + len(self._role_header(sample, turn))
+            if not choice.reasoning and reasoning_of(sample.prepared.messages[turn.message]):
+                start = self._behind_reasoning(sample, turn)
+            emissions.append(Emission(turn.message, start, turn.end, reason))
         return emissions
+
+    def _role_header(self, sample: Sample, turn: Turn) -> str:
+        """The turn's header without the think tag or block that it ends with."""
+        header = sample.rendering.text[turn.header : turn.start]
+        opening = sample.prepared.spec.thinking.open
+        return header.partition(opening)[0] if opening else header
+
+    def _behind_reasoning(self, sample: Sample, turn: Turn) -> int:
+        """Where the answer of a turn begins, its reasoning and closing tag left out."""
+        text, close = sample.rendering.text, sample.prepared.spec.thinking.close or ""
+        reasoning = reasoning_of(sample.prepared.messages[turn.message]).strip()
+        at = text.find(reasoning, turn.start, turn.end)
+        closed = text.find(close, at + len(reasoning), turn.end) if at >= 0 and close else -1
+        return turn.start if closed < 0 else closed + len(close)
 
     def _plain_text(self, sample: Sample) -> str:
         text = self.template.render(sample.prepared.given, sample.prepared.tools, **sample.prepared.spec.kwargs)

@@ -1,0 +1,277 @@
+"""One conversation -> rows: the policy's samples, rendered and masked, each within its length.
+
+`conversation -> expand (trajectories.py) -> example (parser) -> fit -> made`
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .conversation import Conversation, normalise
+from .errors import InputError, OptionError, RejectedRow, RejectReason
+from .example import Example
+from .parsers.parser import Choice, Parser, load_parser
+from .policy import Policy, PolicyLike, load_policy
+from .records import parse, plan, read
+from .templates.registry import SpecLike
+from .trajectories import Sample, Shared, Step, cut, expand, kept_by, tags_of
+
+_WHOLE_BUILD = {"max_no_thinking_ratio": None, "dedup": False, "shuffle": False, "validation": 0.0}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one record gave.
+
+    Attributes:
+        rows: each sample with its example.
+        dropped: samples and turns that a declared option set aside, by reason.
+        steps: what each step did, in words (`--explain`).
+    """
+
+    rows: tuple[tuple[Sample, Example], ...]
+    dropped: Counter[str] = field(default_factory=Counter)
+    steps: tuple[Step, ...] = ()
+
+
+def refuse_unknown(policy: Policy) -> None:
+    """Refuse options that concern a whole build, which `build` does not carry out yet; raises OptionError that names them."""
+    wanted = [name for name, default in _WHOLE_BUILD.items() if getattr(policy, name) != default]
+    if wanted:
+        raise OptionError(f"policy {policy.name}: {', '.join(wanted)}: not carried out by build yet; leave it out")
+
+
+def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, oracle: bool = False) -> Made:
+    """Make the rows of one record.
+
+    Args:
+        conversation: as `normalise` gives it.
+        policy: the samples, the turns that are trained, and lengths.
+        parser: the compiled spec.
+        key: the record's identity (file and line).
+        oracle: compare every turn with what the server would have sent.
+
+    Raises:
+        RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
+    """
+    shared = _sharing(parser) if policy.split == "exact" else None
+    samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
+    choice = Choice(policy.mask_from, policy.supervise_reasoning, policy.train_on == "all_text")
+
+    def example(sample: Sample) -> Example:
+        made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
+        return replace(made, notes={**made.notes, **sample.notes})
+
+    rows: list[tuple[Sample, Example]] = []
+    for sample in samples:
+        try:
+            first = example(sample)
+        except RejectedRow as error:
+            if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
+                dropped["span_count"] += 1
+                continue
+            raise
+        if policy.max_length is None or len(first.ids) <= policy.max_length:
+            rows.append((sample, first))
+            continue
+        fitted = list(_fit(sample, len(first.ids), policy, example))
+        if not fitted:
+            dropped["overlength"] += 1
+        rows += fitted
+    numbered = [(replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
+    return Made(tuple(numbered), dropped, tuple(steps))
+
+
+def explain(
+    path: str | Path,
+    line: int,
+    spec: SpecLike,
+    *,
+    tokenizer: Any = None,
+    demo: bool = False,
+    overrides: Mapping[str, str] | Sequence[str] = (),
+    policy: PolicyLike | None = None,
+    policy_overrides: Mapping[str, str] | Sequence[str] = (),
+) -> Iterator[str]:
+    """What each step makes of one record, in words.
+
+    Args:
+        path, line: the record.
+        spec, tokenizer, demo, overrides, policy, policy_overrides: as `build`.
+
+    Yields:
+        One line of text a step, then one for each sample with its tokens and turns.
+
+    Raises:
+        InputError: the file has no such line.
+        SpecError, TokenizerError: as `build`.
+    """
+    parser, chosen = load_parser(spec, tokenizer, demo, overrides), load_policy(policy, policy_overrides)
+    _, chunks = plan([path])
+    record = next((record for chunk in chunks for record in read(chunk) if record.line == line), None)
+    if record is None:
+        raise InputError(f"{path}: has no line {line}")
+    yield f"{path}:{line}, spec {parser.spec.name}, policy {chosen.name} (split {chosen.split})"
+    try:
+        conversation = normalise(parse(record), parser.spec.roles)
+        turns = sum(message["role"] == "assistant" for message in conversation.messages)
+        yield f"  read        {len(conversation.messages)} messages, {turns} assistant turns, {len(conversation.tools or ())} tools"
+        made = make(conversation, chosen, parser, f"{path}:{line}", oracle=True)
+    except RejectedRow as error:
+        yield f"  rejected    {error}"
+        return
+    for step in made.steps:
+        dropped = f"; dropped {', '.join(f'turn {i} ({why})' for i, why in sorted(step.dropped.items()))}" if step.dropped else ""
+        yield f"  {step.name:<12}{step.did}{dropped}"
+    for reason, count in sorted(made.dropped.items()):
+        yield f"  dropped     {count} {reason}"
+    for sample, example in made.rows:
+        trained = [str(span.message) for span in example.spans if span.trained]
+        others = Counter(span.reason for span in example.spans if not span.trained)
+        why = f"; not trained: {', '.join(f'{n} {reason}' for reason, n in sorted(others.items()))}" if others else ""
+        yield (
+            f"  sample {sample.index}{f' variant {sample.variant}' if chosen.variants > 1 else ''}: {len(sample.conversation.messages)} "
+            f"messages, {len(example.ids):,} tokens, {int(example.mask.sum()):,} supervised; trains messages {', '.join(trained)}{why}"
+        )
+
+
+# --- lengths ------------------------------------------------------------------------------------------------------------------
+
+
+def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample], Example]) -> Iterator[tuple[Sample, Example]]:
+    """What the length policy makes of an over-long sample. Cuts fall between messages, an end token never parts from its span."""
+    limit = policy.max_length
+    assert limit is not None
+    if policy.overlength == "error":
+        raise RejectedRow(RejectReason.OVERLENGTH, f"{tokens:,} tokens; the limit is {limit:,}")
+    if policy.overlength == "drop":
+        return
+    messages = sample.conversation.messages
+    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    # a window begins with a question, or with an agent's step behind the first one
+    starts = [
+        i
+        for i in range(system, len(messages))
+        if messages[i]["role"] == "user"
+        or (messages[i]["role"] == "assistant" and i > system and messages[i - 1]["role"] == "tool")
+    ] or [system]
+    stops = [i + 1 for i, m in enumerate(messages) if m["role"] == "assistant" and i in sample.targets]
+
+    def fits(start: int, stop: int) -> tuple[Sample, Example] | None:
+        part = cut(sample, start, stop)
+        if not part.targets:
+            return None
+        made = example(part)
+        left_out = len([i for i in range(len(messages)) if messages[i]["role"] == "assistant" and not start <= i < stop])
+        made = replace(made, notes={**made.notes, "turns_cut": left_out})
+        return (part, made) if len(made.ids) <= limit else None
+
+    if policy.overlength == "first_turns":
+        found = _largest([stop for stop in stops if stop > starts[0]], lambda stop: fits(system, stop))
+        if found is not None:
+            yield found
+    elif policy.overlength == "last_turns":
+        found = _largest(
+            [start for start in reversed(starts) if start < max(stops, default=0)], lambda start: fits(start, max(stops))
+        )
+        if found is not None:
+            yield found
+    else:
+        yield from _windows(sample, starts, stops, fits)
+
+
+def _largest(candidates: list[int], fits: Callable[[int], Any]) -> Any:
+    """What the last of the candidates that fits gives; candidates grow in length, so those behind one that does not fit are longer."""
+    low, high, best = 0, len(candidates) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        made = fits(candidates[middle])
+        if made is not None:
+            best, low = made, middle + 1
+        else:
+            high = middle - 1
+    return best
+
+
+def _windows(
+    sample: Sample, starts: list[int], stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
+) -> Iterator[tuple[Sample, Example]]:
+    """Windows that overlap by whole turns; each trained turn is trained in one, behind as much context as fits."""
+    done = 0
+    while any(stop > done for stop in stops):
+        rest = [stop for stop in stops if stop > done]
+        found = None
+        for start in starts:
+            if start >= rest[0]:
+                break
+            reach = _furthest(start, rest, fits)
+            if reach is not None:
+                found = (start, *reach)
+                break
+        if found is None:
+            done = rest[0]  # this turn does not fit by itself
+            continue
+        start, stop, (part, made) = found
+        again = {
+            i: "context"
+            for i, old in enumerate(kept_by(sample.conversation.messages, start, stop))
+            if old < done and i in part.targets
+        }
+        yield _without(part, made, again)
+        done = stop
+
+
+def _furthest(
+    start: int, stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
+) -> tuple[int, tuple[Sample, Example]] | None:
+    """The last of the stops up to which a window from `start` fits, and what it gives."""
+
+    def window(stop: int) -> tuple[int, tuple[Sample, Example]] | None:
+        made = fits(start, stop)
+        return None if made is None else (stop, made)
+
+    found: tuple[int, tuple[Sample, Example]] | None = _largest(stops, window)
+    return found
+
+
+def _without(part: Sample, made: Example, again: dict[int, str]) -> tuple[Sample, Example]:
+    """The row with turns that an earlier window trained as context."""
+    if not again:
+        return part, made
+    mask = made.mask.copy()
+    spans = []
+    for span in made.spans:
+        if span.message in again and span.trained:
+            mask[span.start : span.end] = 0
+            span = replace(span, trained=False, reason=again[span.message])
+        spans.append(span)
+    targets = part.targets - set(again)
+    return replace(part, targets=targets, untrained={**part.untrained, **again}), replace(made, mask=mask, spans=tuple(spans))
+
+
+# --- exact ----------------------------------------------------------------------------------------------------------------------
+
+
+def _sharing(parser: Parser) -> Shared:
+    """May turn i stand in the sample that ends with turn j? Its prompt and text must be what they are where it is the last."""
+    known: dict[int, dict[int, str]] = {}
+
+    def stands(conversation: Conversation, end: int) -> dict[int, str]:
+        """By turn of the sample that ends with `end`: prompt and text, of those whose prompt is the served one."""
+        if end not in known:
+            part = Conversation(conversation.messages[: end + 1], conversation.tools, conversation.flags[: end + 1])
+            sample = parser.sample(part)
+            shift = int(sample.prepared.added_system)
+            breaks, text = parser.served_text_breaks(sample), sample.rendering.text
+            known[end] = {t.message - shift: text[: t.end] for t in sample.turns if t.message not in breaks}
+        return known[end]
+
+    def shared(conversation: Conversation, i: int, j: int) -> bool:
+        within = stands(conversation, j)
+        return i in within and within[i] == stands(conversation, i).get(i)
+
+    return shared

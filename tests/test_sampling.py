@@ -1,0 +1,213 @@
+"""Policies carried out by the build: split modes, lengths, what of a turn is trained, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import chatmask
+from chatmask.cli import main
+from chatmask.conversation import normalise
+from chatmask.parsers.parser import Parser, load_parser
+from chatmask.policy import Policy, load_policy
+from chatmask.sampling import make
+from chatmask.trajectories import tags_of
+
+RAW = Path(__file__).resolve().parent.parent / "fixtures" / "swe_raw.jsonl"
+RECORDS = [json.loads(line) for line in RAW.read_text(encoding="utf-8").splitlines()]
+
+
+def policy(**fields: Any) -> Policy:
+    """The default policy with some fields."""
+    return Policy.model_validate({"name": "test", **fields})
+
+
+def rows(parser: Parser, record: dict[str, Any], oracle: bool = False, **fields: Any) -> list[Any]:
+    """(sample, example) of one record."""
+    return list(make(normalise(record, parser.spec.roles), policy(**fields), parser, "k", oracle).rows)
+
+
+def trained_texts(made: list[Any]) -> Counter[str]:
+    """Text of every trained span over all samples."""
+    return Counter(
+        example.text[turn.start : turn.end]
+        for _, example in made
+        for span, turn in zip(example.spans, example.turns, strict=True)
+        if span.trained
+    )
+
+
+@pytest.mark.parametrize("split", ["per_turn", "exact"])
+def test_a_split_trains_the_same_turns(split: str) -> None:
+    """Where the template rewrites nothing, per_turn and exact train exactly the spans that trajectory trains, each once."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    for record in RECORDS:
+        assert trained_texts(rows(parser, record, split=split)) == trained_texts(rows(parser, record))
+
+
+@pytest.mark.parametrize("spec", ["qwen3-thinking", "ling-3.0-thinking"])
+def test_exact_has_every_turn_behind_its_served_prompt(spec: str) -> None:
+    """Split exact trains every turn that per_turn trains, whole, and each stands behind what the server had sent, to the id."""
+    parser = load_parser(spec, demo=True)
+    for record in RECORDS:
+        exact, single = rows(parser, record, oracle=True, split="exact"), rows(parser, record, split="per_turn")
+        assert trained_texts(exact) == trained_texts(single)
+        assert len(exact) <= len(single)
+        for _, example in exact:
+            broken = {found.message for found in example.parity if found.kind == "text"}
+            assert not broken & {span.message for span in example.spans if span.trained}
+            assert not set(example.rewritten) & {span.message for span in example.spans if span.trained}
+
+
+@pytest.mark.parametrize("overlength", ["drop", "last_turns", "first_turns", "explode"])
+@pytest.mark.parametrize("limit", [700, 1200])
+def test_no_sample_is_longer_than_the_limit(overlength: str, limit: int) -> None:
+    """Every length policy keeps to the limit, parts no end token from its span, and says what it left out."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    for record in RECORDS:
+        whole = trained_texts(rows(parser, record))
+        made = make(normalise(record), policy(max_length=limit, overlength=overlength), parser, "k")
+        texts = trained_texts(list(made.rows))
+        assert all(len(example.ids) <= limit for _, example in made.rows)
+        assert texts <= whole
+        if overlength == "explode" and texts != whole:
+            # what is missing does not fit behind the task by itself
+            with pytest.raises(chatmask.RejectedRow):
+                for text in whole - texts:
+                    rows(parser, record, split="per_turn", max_length=limit)
+                    raise AssertionError(text)
+        assert made.rows or made.dropped == {"overlength": 1}
+        for sample, example in made.rows:
+            assert example.mask.any()
+            assert len(sample.conversation.messages) == len(normalise(record).messages) or example.notes["turns_cut"]
+
+
+def test_over_length_is_an_error_unless_declared() -> None:
+    """Without a word on it, a sample over the limit rejects its record by name; nothing is cut in silence."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    with pytest.raises(chatmask.RejectedRow) as caught:
+        rows(parser, RECORDS[0], max_length=100)
+    assert caught.value.reason == "overlength"
+
+
+def test_reasoning_may_be_context_only() -> None:
+    """`supervise_reasoning: false` takes reasoning and its closing tag out of the mask and nothing else."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A.", "reasoning_content": "R."}]}
+    (_, whole), (_, part) = rows(parser, record)[0], rows(parser, record, supervise_reasoning=False)[0]
+    assert whole.input_ids == part.input_ids
+    decode = parser.loaded.decode
+    assert decode([i for i, bit in zip(whole.input_ids, whole.loss_mask, strict=True) if bit]) == "R.</think>A.<|role_end|>"
+    assert decode([i for i, bit in zip(part.input_ids, part.loss_mask, strict=True) if bit]) == "A.<|role_end|>"
+
+
+def test_a_mask_from_the_role_header_holds_the_think_block() -> None:
+    """`mask_from: role_header` also trains the block that the server writes itself; `all_text` trains everything."""
+    parser = load_parser("qwen3-instruct", demo=True)
+    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A."}]}
+    made = rows(parser, record, mask_from="role_header")[0][1]
+    text = parser.loaded.decode([i for i, bit in zip(made.input_ids, made.loss_mask, strict=True) if bit])
+    assert text == "<think>\n\n</think>\n\nA.<|im_end|>"
+    assert all(rows(parser, record, train_on="all_text")[0][1].loss_mask)
+
+
+def test_areal_pair_renders_as_areal_does() -> None:
+    """areal-pair: context without reasoning, an empty block where the target has none, the mask right behind the role header."""
+    parser = load_parser("qwen3-preserved", demo=True, overrides=["tool_arguments=json"])
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "A.", "reasoning_content": "R."},
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "B."},
+    ]
+    made = make(normalise({"messages": talk}), load_policy("areal-pair"), parser, "k").rows
+    assert [example.text.partition("assistant\n")[2] for _, example in made] == [
+        "<think>\nR.\n</think>\n\nA.<|im_end|>\n",
+        "A.<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nB.<|im_end|>\n",
+    ]
+    texts = [
+        parser.loaded.decode([i for i, bit in zip(example.input_ids, example.loss_mask, strict=True) if bit])
+        for _, example in made
+    ]
+    assert texts == ["<think>\nR.\n</think>\n\nA.<|im_end|>", "<think>\n\n</think>\n\nB.<|im_end|>"]
+
+
+def test_failed_steps_are_masked_or_dropped_and_counted(tmp_path: Path) -> None:
+    """A step whose result says `is_error` is masked in a trajectory and its own sample dropped in per_turn; the ledger says so."""
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "Try.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "boom", "is_error": True},
+        {"role": "assistant", "content": "Again.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "fine"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    path = tmp_path / "raw.jsonl"
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    masked = chatmask.build(path, "ling-3.0-thinking", tmp_path / "a", demo=True, policy_overrides=["tool_error=mask"])
+    assert masked.summary["untrained"] == {"tool_error": 1}
+    assert masked.summary["trained_turns"] == 2
+    dropped = chatmask.build(
+        path, "ling-3.0-thinking", tmp_path / "b", demo=True, policy_overrides=["split=per_turn", "tool_error=drop"]
+    )
+    assert (dropped.summary["samples"], dropped.summary["trained_turns"]) == (2, 2)
+    assert dropped.summary["notes"]["dropped_tool_error"] == 1
+
+
+@pytest.mark.parametrize("split", ["per_turn", "exact"])
+def test_bytes_do_not_depend_on_workers(tmp_path: Path, split: str) -> None:
+    """The same input and policy give the same files with one worker and with two, and the dataset verifies."""
+    made = {}
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(RAW.read_bytes())
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        chatmask.build(
+            [RAW, again], "ling-3.0-thinking", out, demo=True, workers=workers,
+            policy_overrides=[f"split={split}", "strip_probability=0.5", "variants=2"] if split == "per_turn" else [f"split={split}"],
+        )  # fmt: skip
+        made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        chatmask.verify(out)
+    assert made[1] == made[2]
+
+
+def test_the_policy_is_part_of_what_was_built(tmp_path: Path) -> None:
+    """Building again with another policy into the same directory says that the policy differs."""
+    chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True)
+    with pytest.raises(chatmask.SpecError, match="policy"):
+        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn"])
+
+
+@pytest.mark.parametrize("option", ["dedup=true", "shuffle=true", "validation=0.1", "max_no_thinking_ratio=1.0"])
+def test_options_that_build_does_not_carry_out_are_refused(tmp_path: Path, option: str) -> None:
+    """An option over the whole build that is not there yet is an error that names it, never ignored."""
+    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[0]):
+        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=[option])
+
+
+def test_explain_tells_what_each_step_did() -> None:
+    """`build --explain LINE` prints the steps and samples of one record and writes nothing."""
+    runner = CliRunner()
+    with runner.isolated_filesystem():
+        result = runner.invoke(
+            main, ["build", "--spec", "ling-3.0-thinking", "--demo", str(RAW), "--split", "per_turn", "--explain", "3"]
+        )
+        assert result.exit_code == 0
+        assert "per_turn, 5 samples" in result.stdout
+        assert result.stdout.count("sample ") >= 5
+        assert not list(Path().iterdir())
+        missing = runner.invoke(main, ["build", "--spec", "ling-3.0-thinking", "--demo", str(RAW), "--explain", "99"])
+        assert missing.exit_code == 2
+
+
+def test_tags_come_from_the_spec() -> None:
+    """Other think tags in data become the spec's own before anything is split."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    assert tags_of(parser.spec) is not None
+    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "<thinking>R.</think>A."}]}
+    assert rows(parser, record)[0][1].text.endswith("<think>R.</think>A.<|role_end|>")
