@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +30,7 @@ from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_rece
 from .parsers.parser import Parser, load_parser
 from .policy import DEFAULT, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
-from .sampling import Made, make, refuse_unknown
+from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
@@ -52,6 +54,9 @@ class Options:
     max_depth: int = MAX_DEPTH
     max_messages: int = MAX_MESSAGES
     policy: Policy = DEFAULT
+    left_out: Mapping[Place, str] = field(
+        default_factory=dict
+    )  # follows from inputs and policy, so it is no part of the identity
 
 
 @dataclass(frozen=True)
@@ -202,18 +207,34 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
                 if len(shown) < SHOWN_REJECTS:
                     shown.append(f"{record.path}:{record.line}: {error}")
                 continue
-            if made.rows:
+            rows = [(s, e) for s, e in made.rows if (record.path, record.line, s.index) not in options.left_out]
+            made.dropped.update(
+                options.left_out[place]
+                for s, _ in made.rows
+                if (place := (record.path, record.line, s.index)) in options.left_out
+            )
+            if rows:
                 ledger.kept += 1
                 ledger.notes.update({f"dropped_{reason}": n for reason, n in made.dropped.items()})
             else:
                 ledger.dropped[max(made.dropped, key=lambda reason: made.dropped[reason], default="no_trained_turn")] += 1
-            for sample, example in made.rows:
+            for sample, example in rows:
                 _refuse_undeclared(record, example, options)
                 ledger.add_example(example, oracle)
                 writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, sample.index, sample.variant))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
+
+
+def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
+    """What the choice over a whole build (equal samples, balance) must know of one chunk; rejected rows have no part in it."""
+    entries: list[Entry] = []
+    for record in read(chunk, options.max_line_bytes):
+        if not record.blank:
+            with suppress(RejectedRow):
+                entries += entries_of(rows_of(record, parser, options), options.policy, record.path, record.line)
+    return entries
 
 
 def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
@@ -274,7 +295,10 @@ def _build_shards(
     run = fingerprint(identity)
     count = len(chunks)
     missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
-    built = _run(parser, storage, directory, missing, count, run, options, min(workers, len(missing)))
+    if missing and (options.policy.dedup or options.policy.max_no_thinking_ratio is not None):
+        surveyed = _run(parser, storage, directory, chunks, count, run, options, min(workers, len(chunks)), _survey)
+        options = replace(options, left_out=left_out(itertools.chain.from_iterable(surveyed), options.policy))
+    built = _run(parser, storage, directory, missing, count, run, options, min(workers, len(missing)), _work)
     waiting = {chunk.index for chunk in missing}
     receipts: list[dict[str, Any]] = []
     for chunk in chunks:
@@ -300,11 +324,13 @@ def _run(
     run: str,
     options: Options,
     workers: int,
-) -> Iterator[None]:
+    work: Callable[[Chunk], Any],
+) -> Iterator[Any]:
+    global _worker
     if workers <= 1:
         for chunk in chunks:
-            build_shard(parser, storage, directory, chunk, count, run, options)
-            yield
+            _worker = (parser, storage, directory, count, run, options)
+            yield work(chunk)
         return
     # spawn, not fork: the tokenizers library has threads of its own, which a fork would leave behind half-way
     tokenizer = Tokenizer(**{**_fields(parser.loaded), "source": None})
@@ -313,7 +339,7 @@ def _run(
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start_worker, setup) as pool:
         try:
-            yield from pool.map(_work, chunks)
+            yield from pool.map(work, chunks)
         except BaseException:
             # what they were at is in the staging folder and not vouched for by a receipt; nobody need wait for it
             for child in set(multiprocessing.active_children()) - others:
@@ -342,6 +368,11 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def _survey(chunk: Chunk) -> list[Entry]:
+    parser, _, _, _, _, options = _worker
+    return survey(parser, chunk, options)
 
 
 def _work(chunk: Chunk) -> None:
@@ -390,7 +421,10 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
         },
         "template": {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()},
         "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
-        "options": {**asdict(options), "policy": {**options.policy.model_dump(mode="json"), "sha256": options.policy.sha256}},
+        "options": {
+            **{k: v for k, v in asdict(options).items() if k != "left_out"},
+            "policy": {**options.policy.model_dump(mode="json"), "sha256": options.policy.sha256},
+        },
         "inputs": [asdict(file) for file in files],
     }
 

@@ -118,6 +118,7 @@ class Policy(BaseModel):
     dedup: bool = Field(False, description="keep the first of samples with equal ids and masks, counted")
     shuffle: bool = Field(False, description="order the samples by seed")
     validation: float = Field(0.0, ge=0.0, lt=1.0, description="share of records, never of samples, set apart for validation")
+    part: Literal["train", "validation"] = Field("train", description="which share `validation` leaves to this build")
     seed: int = Field(0, description="of stripping, balance, shuffle and validation")
 
     @field_validator("think_tags")

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,20 @@ from .parsers.parser import Choice, Parser, load_parser
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
 from .templates.registry import SpecLike
-from .trajectories import Sample, Shared, Step, cut, expand, kept_by, tags_of
-
-_WHOLE_BUILD = {"max_no_thinking_ratio": None, "dedup": False, "shuffle": False, "validation": 0.0}
+from .trajectories import (
+    Sample,
+    Shared,
+    Step,
+    balance_class,
+    balance_rank,
+    cut,
+    diversity,
+    expand,
+    in_validation,
+    keep_by_rank,
+    kept_by,
+    tags_of,
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +51,9 @@ class Made:
 
 
 def refuse_unknown(policy: Policy) -> None:
-    """Refuse options that concern a whole build, which `build` does not carry out yet; raises OptionError that names them."""
-    wanted = [name for name, default in _WHOLE_BUILD.items() if getattr(policy, name) != default]
-    if wanted:
-        raise OptionError(f"policy {policy.name}: {', '.join(wanted)}: not carried out by build yet; leave it out")
+    """Refuse what `build` does not carry out yet; raises OptionError that names it."""
+    if policy.shuffle:
+        raise OptionError(f"policy {policy.name}: shuffle: not carried out by build yet; shuffle in the trainer's sampler")
 
 
 def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, oracle: bool = False) -> Made:
@@ -58,6 +69,8 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     Raises:
         RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
     """
+    if policy.validation and in_validation(policy, key) != (policy.part == "validation"):
+        return Made((), Counter({"validation" if policy.part == "train" else "train": 1}))
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
     choice = Choice(policy.mask_from, policy.supervise_reasoning, policy.train_on == "all_text")
@@ -83,7 +96,65 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
             dropped["overlength"] += 1
         rows += fitted
     numbered = [(replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
+    variety = diversity(sample for sample, _ in numbered)
+    if variety.records:
+        sample, made = numbered[0]
+        counts = {"variant_patterns": variety.distinct, "variant_patterns_possible": variety.possible}
+        numbered[0] = (sample, replace(made, notes={**made.notes, **counts}))
     return Made(tuple(numbered), dropped, tuple(steps))
+
+
+# --- the whole build: equal samples, and the balance of calls with and without reasoning ---------------------------------------
+
+Place = tuple[str, int, int]  # file, line, index of the sample in its record
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sample, as far as the choice over a whole build needs it: where it is, what it is equal to, its class and rank."""
+
+    place: Place
+    digest: bytes
+    kind: str
+    rank: str
+
+
+def entries_of(made: Made, policy: Policy, path: str, line: int) -> list[Entry]:
+    """What the choice over a whole build must know of a record's samples."""
+    key = f"{path}:{line}"
+    return [
+        Entry(
+            (path, line, sample.index),
+            hashlib.sha256(example.ids.tobytes() + example.mask.tobytes()).digest(),
+            balance_class(sample),
+            balance_rank(policy, key, sample),
+        )
+        for sample, example in made.rows
+    ]
+
+
+def left_out(entries: Iterable[Entry], policy: Policy) -> dict[Place, str]:
+    """Which samples of a build go, and why: `duplicate` of an earlier one, then `balance` (calls without reasoning beyond the ratio).
+
+    Raises:
+        CheckFailed: a balance is asked for and no sample has reasoning.
+    """
+    gone: dict[Place, str] = {}
+    seen: set[bytes] = set()
+    calls: dict[str, Place] = {}
+    thinking = 0
+    for entry in entries:
+        if policy.dedup and entry.digest in seen:
+            gone[entry.place] = "duplicate"
+            continue
+        seen.add(entry.digest)
+        thinking += entry.kind == "thinking"
+        if entry.kind == "no_thinking_call":
+            calls[entry.rank] = entry.place
+    if policy.max_no_thinking_ratio is not None:
+        kept = keep_by_rank(calls.keys(), thinking, policy.max_no_thinking_ratio)
+        gone.update({place: "balance" for rank, place in calls.items() if rank not in kept})
+    return gone
 
 
 def explain(

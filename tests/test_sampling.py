@@ -183,11 +183,62 @@ def test_the_policy_is_part_of_what_was_built(tmp_path: Path) -> None:
         chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn"])
 
 
-@pytest.mark.parametrize("option", ["dedup=true", "shuffle=true", "validation=0.1", "max_no_thinking_ratio=1.0"])
-def test_options_that_build_does_not_carry_out_are_refused(tmp_path: Path, option: str) -> None:
-    """An option over the whole build that is not there yet is an error that names it, never ignored."""
-    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[0]):
-        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=[option])
+def test_what_build_does_not_carry_out_is_refused(tmp_path: Path) -> None:
+    """An option that is not there yet is an error that names it, never ignored."""
+    with pytest.raises(chatmask.ChatmaskError, match="shuffle"):
+        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["shuffle=true"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_equal_samples_are_kept_once(tmp_path: Path, workers: int) -> None:
+    """`dedup` keeps the first of equal samples over all files and counts the others; the ledger still adds up."""
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(RAW.read_bytes())
+    one = chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "one", demo=True)
+    two = chatmask.build(
+        [RAW, again], "ling-3.0-thinking", tmp_path / "two", demo=True, workers=workers, policy_overrides=["dedup=true"]
+    )
+    assert two.summary["samples"] == one.summary["samples"]
+    assert two.summary["dropped"] == {"duplicate": len(RECORDS)}
+    assert two.summary["lines"] == two.summary["kept"] + two.ledger.dropped.total() == 2 * len(RECORDS)
+
+
+def test_balance_leaves_the_declared_share(tmp_path: Path) -> None:
+    """`max_no_thinking_ratio` keeps int(thinking * ratio) samples with calls and without reasoning, and all others."""
+    call = [{"function": {"name": "f", "arguments": {}}}]
+    path = tmp_path / "raw.jsonl"
+    lines = []
+    for n in range(12):
+        reasoning = {"reasoning_content": "Why."} if n < 4 else {}
+        lines.append(
+            {
+                "messages": [
+                    {"role": "user", "content": f"q{n}"},
+                    {"role": "assistant", "content": "", "tool_calls": call, **reasoning},
+                ]
+            }
+        )
+    lines.append({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Final."}]})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = chatmask.build(
+        path, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn", "max_no_thinking_ratio=0.5"]
+    )
+    assert made.summary["samples"] == 4 + 2 + 1
+    assert made.summary["dropped"] == {"balance": 6}
+
+
+def test_validation_parts_records_and_loses_none(tmp_path: Path) -> None:
+    """The train and the validation part of a build are disjoint, hold whole records, and together hold all."""
+    seen = []
+    for part in ("train", "validation"):
+        out = tmp_path / part
+        options = ["split=per_turn", "validation=0.4", f"part={part}", "seed=3"]
+        built = chatmask.build(RAW, "ling-3.0-thinking", out, demo=True, policy_overrides=options)
+        rows = chatmask.load(out, allow_demo=True)
+        seen.append({rows[i]["source"]["line"] for i in range(len(rows))})
+        assert built.ledger.dropped.total() == len(RECORDS) - len(seen[-1])
+    assert not seen[0] & seen[1]
+    assert len(seen[0] | seen[1]) == len(RECORDS)
 
 
 def test_explain_tells_what_each_step_did() -> None:
