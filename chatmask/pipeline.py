@@ -28,7 +28,7 @@ from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
 from .parsers.parser import Parser, load_parser
-from .policy import DEFAULT, Policy, PolicyLike, load_policy
+from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
 from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
@@ -154,7 +154,7 @@ def build(
     if not chunks:
         raise InputError(f"{', '.join(map(str, paths))}: no lines")
     chosen = load_policy(policy, policy_overrides)
-    refuse_unknown(chosen)
+    refuse_unknown(chosen, parser.spec)
     options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages, chosen)
     identity = _identity(parser, files, options)
     with storage.lock(directory) as created:
@@ -423,7 +423,7 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
         "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
         "options": {
             **{k: v for k, v in asdict(options).items() if k != "left_out"},
-            "policy": {**options.policy.model_dump(mode="json"), "sha256": options.policy.sha256},
+            "policy": options.policy.model_dump(mode="json", exclude=WORDS),
         },
         "inputs": [asdict(file) for file in files],
     }

@@ -21,7 +21,7 @@ from .templates.strict_yaml import load_yaml_file, scalar
 Places = dict[tuple[str | int, ...], str]  # `file:line` of every field by its path
 Rule = Literal["train", "mask", "drop"]
 
-_WORDS = {"name", "extends", "description", "note"}  # cannot change a sample, and are not inherited
+WORDS = {"name", "extends", "description", "note"}  # cannot change a sample, and are not inherited
 
 
 class Policy(BaseModel):
@@ -144,7 +144,7 @@ class Policy(BaseModel):
     @property
     def sha256(self) -> str:
         """Hash of everything that can change a sample (not of names and descriptions)."""
-        data = self.model_dump(exclude=_WORDS)
+        data = self.model_dump(exclude=WORDS)
         return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
@@ -235,7 +235,7 @@ def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Places
         base, theirs = _resolve(beside, (*seen, path.resolve()))
         # a field that stands here hides all of the parent's, its items too
         places = {**{field: place for field, place in theirs.items() if field[:1] not in places}, **places}
-        data = {**{key: value for key, value in base.items() if key not in _WORDS}, **data}
+        data = {**{key: value for key, value in base.items() if key not in WORDS}, **data}
     return data, places
 
 

@@ -19,6 +19,7 @@ from .parsers.parser import Choice, Parser, load_parser
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
 from .templates.registry import SpecLike
+from .templates.spec import TemplateSpec
 from .trajectories import (
     Sample,
     Shared,
@@ -50,10 +51,16 @@ class Made:
     steps: tuple[Step, ...] = ()
 
 
-def refuse_unknown(policy: Policy) -> None:
+def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
     """Refuse what `build` does not carry out yet; raises OptionError that names it."""
     if policy.shuffle:
         raise OptionError(f"policy {policy.name}: shuffle: not carried out by build yet; shuffle in the trainer's sampler")
+    if policy.train_on == "all_text":
+        raise OptionError(f"policy {policy.name}: train_on: all_text: not carried out by build yet")
+    if not policy.supervise_reasoning and spec.thinking.inline == "keep":
+        raise OptionError(
+            f"policy {policy.name}: supervise_reasoning: false needs a spec that tells reasoning from content (inline: keep)"
+        )
 
 
 def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, oracle: bool = False) -> Made:
@@ -73,7 +80,7 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
         return Made((), Counter({"validation" if policy.part == "train" else "train": 1}))
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
-    choice = Choice(policy.mask_from, policy.supervise_reasoning, policy.train_on == "all_text")
+    choice = Choice(policy.mask_from, policy.supervise_reasoning)
 
     def example(sample: Sample) -> Example:
         made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
@@ -94,6 +101,10 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
         fitted = list(_fit(sample, len(first.ids), policy, example))
         if not fitted:
             dropped["overlength"] += 1
+        elif policy.overlength == "explode":
+            # turns that fit behind nothing, not even by themselves
+            lost = len(sample.targets) - sum(len(part.targets) for part, _ in fitted)
+            dropped.update({"overlength_turns": lost} if lost else {})
         rows += fitted
     numbered = [(replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
     variety = diversity(sample for sample, _ in numbered)
@@ -229,16 +240,24 @@ def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample]
         for i in range(system, len(messages))
         if messages[i]["role"] == "user"
         or (messages[i]["role"] == "assistant" and i > system and messages[i - 1]["role"] == "tool")
-    ] or [system]
+    ]
+    starts = sorted({system, *starts})
     stops = [i + 1 for i, m in enumerate(messages) if m["role"] == "assistant" and i in sample.targets]
 
     def fits(start: int, stop: int) -> tuple[Sample, Example] | None:
         part = cut(sample, start, stop)
-        if not part.targets:
+        before = ["", *(m["role"] for m in part.conversation.messages)]
+        orphan = any(
+            m["role"] == "tool" and before[i] not in ("assistant", "tool") for i, m in enumerate(part.conversation.messages)
+        )
+        if not part.targets or orphan:
             return None
         made = example(part)
-        left_out = len([i for i in range(len(messages)) if messages[i]["role"] == "assistant" and not start <= i < stop])
-        made = replace(made, notes={**made.notes, "turns_cut": left_out})
+        if policy.overlength != "explode":
+            cut_off = sum(m["role"] == "assistant" for m in messages) - sum(
+                m["role"] == "assistant" for m in part.conversation.messages
+            )
+            made = replace(made, notes={**made.notes, "turns_cut": cut_off})
         return (part, made) if len(made.ids) <= limit else None
 
     if policy.overlength == "first_turns":
@@ -265,7 +284,8 @@ def _largest(candidates: list[int], fits: Callable[[int], Any]) -> Any:
             best, low = made, middle + 1
         else:
             high = middle - 1
-    return best
+    # lengths need not only grow (history may be rewritten): where the search found nothing, the short ones are tried one by one
+    return best if best is not None else next((made for c in candidates if (made := fits(c)) is not None), None)
 
 
 def _windows(
@@ -328,21 +348,28 @@ def _without(part: Sample, made: Example, again: dict[int, str]) -> tuple[Sample
 
 
 def _sharing(parser: Parser) -> Shared:
-    """May turn i stand in the sample that ends with turn j? Its prompt and text must be what they are where it is the last."""
-    known: dict[int, dict[int, str]] = {}
+    """May turn i stand in the sample that ends with turn j? Its prompt and text must be what they are where it is the last.
 
-    def stands(conversation: Conversation, end: int) -> dict[int, str]:
-        """By turn of the sample that ends with `end`: prompt and text, of those whose prompt is the served one."""
-        if end not in known:
+    Three renderings a turn at most: what the server sent, the sample that ends with it, and (once a sample) the whole of it.
+    """
+    known: dict[tuple[int, int], tuple[str, str | None]] = {}
+    held: list[Conversation] = []  # so that an id is not given to another conversation
+
+    def ending(conversation: Conversation, end: int) -> tuple[str, str | None]:
+        """The text of the sample that ends with turn `end`, up to the turn's end; and that again if its prompt is the served one."""
+        place = (id(conversation), end)
+        if place not in known:
+            held.append(conversation)
             part = Conversation(conversation.messages[: end + 1], conversation.tools, conversation.flags[: end + 1])
             sample = parser.sample(part)
-            shift = int(sample.prepared.added_system)
-            breaks, text = parser.served_text_breaks(sample), sample.rendering.text
-            known[end] = {t.message - shift: text[: t.end] for t in sample.turns if t.message not in breaks}
-        return known[end]
+            turn = sample.turns[-1]
+            text = sample.rendering.text[: turn.end]
+            served = parser.served(sample, turn.message)
+            known[place] = (text, text if served is not None and served[0] == text[: turn.start] else None)
+        return known[place]
 
     def shared(conversation: Conversation, i: int, j: int) -> bool:
-        within = stands(conversation, j)
-        return i in within and within[i] == stands(conversation, i).get(i)
+        own = ending(conversation, i)[1]
+        return own is not None and ending(conversation, j)[0].startswith(own)
 
     return shared

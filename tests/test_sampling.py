@@ -84,7 +84,10 @@ def test_no_sample_is_longer_than_the_limit(overlength: str, limit: int) -> None
         assert made.rows or made.dropped == {"overlength": 1}
         for sample, example in made.rows:
             assert example.mask.any()
-            assert len(sample.conversation.messages) == len(normalise(record).messages) or example.notes["turns_cut"]
+            whole_row = len(sample.conversation.messages) == len(normalise(record).messages)
+            assert whole_row or overlength == "explode" or example.notes["turns_cut"]
+        if overlength == "explode" and made.rows:
+            assert made.dropped["overlength_turns"] == sum((whole - texts).values())
 
 
 def test_over_length_is_an_error_unless_declared() -> None:
@@ -107,13 +110,12 @@ def test_reasoning_may_be_context_only() -> None:
 
 
 def test_a_mask_from_the_role_header_holds_the_think_block() -> None:
-    """`mask_from: role_header` also trains the block that the server writes itself; `all_text` trains everything."""
+    """`mask_from: role_header` also trains the block that the server writes itself."""
     parser = load_parser("qwen3-instruct", demo=True)
     record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A."}]}
     made = rows(parser, record, mask_from="role_header")[0][1]
     text = parser.loaded.decode([i for i, bit in zip(made.input_ids, made.loss_mask, strict=True) if bit])
     assert text == "<think>\n\n</think>\n\nA.<|im_end|>"
-    assert all(rows(parser, record, train_on="all_text")[0][1].loss_mask)
 
 
 def test_areal_pair_renders_as_areal_does() -> None:
@@ -183,10 +185,25 @@ def test_the_policy_is_part_of_what_was_built(tmp_path: Path) -> None:
         chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn"])
 
 
-def test_what_build_does_not_carry_out_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["shuffle=true", "train_on=all_text"])
+def test_what_build_does_not_carry_out_is_refused(tmp_path: Path, option: str) -> None:
     """An option that is not there yet is an error that names it, never ignored."""
-    with pytest.raises(chatmask.ChatmaskError, match="shuffle"):
-        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["shuffle=true"])
+    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[2].removesuffix("true") or "shuffle"):
+        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=[option])
+
+
+@pytest.mark.parametrize("option", ["supervise_reasoning=false", "mask_from=role_header"])
+def test_parity_is_of_the_prompt_whatever_is_trained(tmp_path: Path, option: str) -> None:
+    """What part of a turn is trained does not change what stands before it: full parity holds."""
+    built = chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, parity="full", policy_overrides=[option])
+    assert built.summary["parity"] == {"turns": 54, "text": 0, "tokens": 0}
+
+
+def test_words_of_a_policy_do_not_rebuild(tmp_path: Path) -> None:
+    """Another name or description of a policy is the same build."""
+    chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy=policy())
+    again = chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy=policy(description="other words"))
+    assert again.already_built
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -187,3 +187,11 @@ def test_undeclared_history_rewriting_fails_the_probe() -> None:
     """A template that rewrites history needs `prefix_stable: false`."""
     with pytest.raises(chatmask.SpecError, match="prefixes of the training text"):
         chatmask.load_parser("qwen3-thinking", demo=True, overrides=["prefix_stable=true"])
+
+
+@pytest.mark.parametrize("name", ["ling-3.0", "qwen3-thinking", "qwen3-instruct"])
+def test_a_system_text_of_the_spec_holds_its_probe(name: str) -> None:
+    """A spec with a system text of its own compiles, and a row without one gets it."""
+    parser = chatmask.load_parser(name, demo=True, overrides=["system=Be brief."])
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A."}]
+    assert "Be brief." in parser.parse({"messages": turns}).text

@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..canonical import first_unequal
 from ..conversation import Conversation, normalise
 from ..encoding import Ids, control_tokens
@@ -43,12 +41,10 @@ class Choice:
     Attributes:
         mask_from: `prompt`, or `role_header`: a think block that the server writes itself is trained too (AReaL).
         reasoning: False leaves reasoning and its closing tag out.
-        all_text: every token is a target.
     """
 
     mask_from: str = "prompt"
     reasoning: bool = True
-    all_text: bool = False
 
 
 @dataclass
@@ -178,15 +174,19 @@ class Parser:
                 RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
             )
         mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle, spec.specforge is not None)
-        if choice.all_text:
-            mask, spans = np.ones_like(mask), (Span(shift, 0, len(ids), True, ""),)
         if not mask.any():
             why = Counter(emission.reason or "no whole token inside the span" for emission in emissions)
             raise RejectedRow(
                 RejectReason.ZERO_SUPERVISION,
                 f"none of {len(emissions)} assistant turns is trained: {', '.join(f'{n} {r}' for r, n in why.items())}",
             )
-        parity = self._parity(sample, breaks, ids, spans) if oracle else ()
+        if oracle and choice != Choice():
+            # the prefix ends where the turn begins, whatever part of it is trained
+            plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
+            served_spans = mask_tokens(starts, ends, plain, spec.straddle, spec.specforge is not None)[1]
+        else:
+            served_spans = spans
+        parity = self._parity(sample, breaks, ids, served_spans) if oracle else ()
         return Example(
             text=rendering.text,
             ids=ids,

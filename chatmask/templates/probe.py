@@ -382,7 +382,8 @@ def _edges(parser: Parser, spec: TemplateSpec, findings: list[Finding], chat: Co
     except RejectedRow:
         return  # shown by the other claims
     parts = []
-    for turn, message in zip(sample.turns, sample.prepared.messages[1::2], strict=True):
+    answers = [message for message in sample.prepared.messages if message["role"] == "assistant"]
+    for turn, message in zip(sample.turns, answers, strict=True):
         before, _, behind = sample.rendering.text[turn.start : turn.end].partition(message["content"])
         parts.append((before, behind))
     trailing = (spec.assistant.trailing or "") if spec.assistant.supervise_trailing else ""
