@@ -207,7 +207,9 @@ def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]
     try:
         example = parser.example(_normal(parser, record), oracle=True)
     except RejectedRow as error:
-        base["refused"] = {"reason": error.reason.value, "message": error.message, "detail": error.detail}
+        # some details name the tokenizer by its folder, which is another one on every machine
+        detail = error.detail.replace(parser.loaded.name, "this tokenizer")
+        base["refused"] = {"reason": error.reason.value, "message": error.message, "detail": detail}
     else:
         thinks = any("reasoning_content" in m for m in record["messages"])
         base |= {

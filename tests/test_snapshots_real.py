@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from chatmask import snapshots
@@ -41,3 +43,10 @@ def test_snapshots_hold(group: str) -> None:
     report = snapshots.check(GROUPS[group], tokenizer=tokenizer)
     assert not report.drifts, "\n".join(snapshots.drift_lines(report))
     assert report.cases == len(CASES) * len(GROUPS[group])
+
+
+def test_no_snapshot_holds_a_path_of_a_machine() -> None:
+    """What is kept is the same on every machine: a refusal names no folder of the one that it was taken on."""
+    kept = {path: path.read_text(encoding="utf-8") for path in (specs_dir() / "snapshots").rglob("*.json")}
+    assert kept
+    assert [str(path) for path, text in kept.items() if str(Path.home()) in text or ".cache/" in text] == []
