@@ -1,6 +1,6 @@
 """The build: raw lines in, a finished dataset out. Read it from `build` downwards; it follows a record.
 
-`plan -> for each chunk: read -> parse -> normalise -> example -> shard + receipt -> commit`
+`plan -> for each chunk: read -> parse -> normalise -> make (sampling.py: samples, examples) -> shard + receipt -> commit`
 """
 
 from __future__ import annotations

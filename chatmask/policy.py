@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import SpecError
-from .templates.strict_yaml import load_yaml_file, scalar
+from .templates.strict_yaml import given_file, load_yaml_file, override_pairs, parent_file, scalar, unknown_field
 
 Places = dict[tuple[str | int, ...], str]  # `file:line` of every field by its path
 Rule = Literal["train", "mask", "drop"]
@@ -174,7 +174,7 @@ def load_policy(policy: PolicyLike | None = None, overrides: Mapping[str, str] |
     Raises:
         SpecError: file, line, field, what was found and what is allowed.
     """
-    pairs = _pairs(overrides)
+    pairs = override_pairs(overrides, "policy option", "split=per_turn")
     places: Places = {}
     if policy is None or isinstance(policy, Policy):
         given = DEFAULT if policy is None else policy
@@ -194,45 +194,23 @@ def load_policy(policy: PolicyLike | None = None, overrides: Mapping[str, str] |
 
 def policy_file(policy: str | Path) -> Path:
     """The YAML file of a packaged name, or the file itself; raises SpecError that names near matches."""
-    path = Path(policy)
-    if path.suffix in (".yaml", ".yml") or isinstance(policy, Path):
-        if path.is_file():
-            return path
-        raise SpecError(f"{path}: no such policy file")
+    file = given_file(policy, "policy")
+    if file is not None:
+        return file
     if policy in list_policies():
         return policies_dir() / f"{policy}.yaml"
-    near = difflib.get_close_matches(policy, list_policies(), 3, 0.4)
+    near = difflib.get_close_matches(str(policy), list_policies(), 3, 0.4)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise SpecError(f"there is no policy named {policy!r}; {hint}known: {', '.join(list_policies())}, or give a .yaml file")
 
 
-def _pairs(overrides: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    if isinstance(overrides, Mapping):
-        return dict(overrides)
-    pairs = {}
-    for item in overrides:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise SpecError(f"policy option {item}: write KEY=VALUE, for example split=per_turn")
-        pairs[key] = value
-    return pairs
-
-
 def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Places]:
-    if path.resolve() in seen:
-        raise SpecError(f"{path}: `extends` runs in a circle: {' -> '.join(p.stem for p in seen)} -> {path.stem}")
     data, lines = load_yaml_file(path)
     places = {field: f"{path}:{line}" for field, line in lines.items()}
     parent = data.get("extends")
     if parent is not None:
-        if not isinstance(parent, str):
-            raise SpecError(f"{places[('extends',)]}: extends: one policy name or file")
-        beside = path.parent / parent
-        if beside.suffix not in (".yaml", ".yml"):
-            # a name: a policy beside this one first (but not itself: it may extend the packaged one of its own name)
-            named = beside.with_name(f"{beside.name}.yaml")
-            beside = named if named.is_file() and named != path else policy_file(parent)
-        base, theirs = _resolve(beside, (*seen, path.resolve()))
+        seen = (*seen, path.resolve())
+        base, theirs = _resolve(parent_file(path, parent, lines, "policy", seen, policy_file), seen)
         # a field that stands here hides all of the parent's, its items too
         places = {**{field: place for field, place in theirs.items() if field[:1] not in places}, **places}
         data = {**{key: value for key, value in base.items() if key not in WORDS}, **data}
@@ -244,9 +222,7 @@ def _problem(item: Any, places: Places, where: str, overridden: Iterable[str]) -
     field = ".".join(str(part) for part in path) or "policy"
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        known = list(Policy.model_fields)
-        near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
-        text = f"unknown field{f'; did you mean `{near[0]}`?' if near else ''}; allowed: {', '.join(known)}"
+        text = unknown_field(str(path[-1]), list(Policy.model_fields))
     place = next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), where)
     if path and path[0] in overridden:
         place = f"policy option {path[0]}"

@@ -32,6 +32,7 @@ from .trajectories import (
     in_validation,
     keep_by_rank,
     kept_by,
+    leading_system,
     tags_of,
 )
 
@@ -233,7 +234,7 @@ def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample]
     if policy.overlength == "drop":
         return
     messages = sample.conversation.messages
-    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    system = leading_system(messages)
     # a window begins with a question, or with an agent's step behind the first one
     starts = [
         i
@@ -254,10 +255,8 @@ def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample]
             return None
         made = example(part)
         if policy.overlength != "explode":
-            cut_off = sum(m["role"] == "assistant" for m in messages) - sum(
-                m["role"] == "assistant" for m in part.conversation.messages
-            )
-            made = replace(made, notes={**made.notes, "turns_cut": cut_off})
+            turns, left = ([m["role"] for m in some].count("assistant") for some in (messages, part.conversation.messages))
+            made = replace(made, notes={**made.notes, "turns_cut": turns - left})
         return (part, made) if len(made.ids) <= limit else None
 
     if policy.overlength == "first_turns":
@@ -307,11 +306,8 @@ def _windows(
             done = rest[0]  # this turn does not fit by itself
             continue
         start, stop, (part, made) = found
-        again = {
-            i: "context"
-            for i, old in enumerate(kept_by(sample.conversation.messages, start, stop))
-            if old < done and i in part.targets
-        }
+        kept = kept_by(sample.conversation.messages, start, stop)
+        again = {i for i, old in enumerate(kept) if old < done and i in part.targets}
         yield _without(part, made, again)
         done = stop
 
@@ -329,7 +325,7 @@ def _furthest(
     return found
 
 
-def _without(part: Sample, made: Example, again: dict[int, str]) -> tuple[Sample, Example]:
+def _without(part: Sample, made: Example, again: set[int]) -> tuple[Sample, Example]:
     """The row with turns that an earlier window trained as context."""
     if not again:
         return part, made
@@ -338,10 +334,10 @@ def _without(part: Sample, made: Example, again: dict[int, str]) -> tuple[Sample
     for span in made.spans:
         if span.message in again and span.trained:
             mask[span.start : span.end] = 0
-            span = replace(span, trained=False, reason=again[span.message])
+            span = replace(span, trained=False, reason="context")
         spans.append(span)
-    targets = part.targets - set(again)
-    return replace(part, targets=targets, untrained={**part.untrained, **again}), replace(made, mask=mask, spans=tuple(spans))
+    untrained = {**part.untrained, **dict.fromkeys(again, "context")}
+    return replace(part, targets=part.targets - again, untrained=untrained), replace(made, mask=mask, spans=tuple(spans))
 
 
 # --- exact ----------------------------------------------------------------------------------------------------------------------

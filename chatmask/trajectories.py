@@ -494,10 +494,15 @@ def fewest(turns: Sequence[int], shared: Callable[[int, int], bool]) -> list[lis
     return [sorted(group) for group in reversed(groups)]
 
 
+def leading_system(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    return next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+
+
 def kept_by(messages: Sequence[Message], start: int, stop: int) -> list[int]:
     """Which messages a cut keeps: `start` to `stop`, the leading system messages, and the first question where the cut begins with an
     agent's step, so that the steps still stand behind the task."""
-    system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    system = leading_system(messages)
     step = system < start < len(messages) and messages[start]["role"] != "user" and messages[system]["role"] == "user"
     return [*range(min(system + step, start)), *range(start, min(stop, len(messages)))]
 

@@ -15,9 +15,10 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import chatmask
+from chatmask.templates.spec import TemplateSpec
 from tests import assets
 from tests.assets import AssetUnavailable
 from tests.pairing import SPECIAL, literals
@@ -25,34 +26,6 @@ from tests.vocabularies import FLAGS, vocabulary
 
 # Tokens that end a turn, the likeliest first: a stand-in takes as its eos the first one that the template writes.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end_of_turn|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
-
-
-class Reference(Protocol):
-    """The `reference` field of a spec."""
-
-    @property
-    def vocabulary(self) -> str:
-        """A name of `tests/vocabularies.py`."""
-
-    @property
-    def template(self) -> str | None:
-        """A key of `assets.templates()`; None is the template that comes with the vocabulary."""
-
-    @property
-    def own(self) -> bool:
-        """Whether this is the model's own vocabulary, or a stand-in."""
-
-
-class Spec(Protocol):
-    """What is used of a spec."""
-
-    @property
-    def name(self) -> str:
-        """The name that messages show."""
-
-    @property
-    def reference(self) -> Reference | None:
-        """What the spec was verified on."""
 
 
 @cache
@@ -79,7 +52,7 @@ def directory(vocabulary_name: str, template: str | None, own: bool) -> Path:
     return assets.lay_out(f"{vocabulary_name}-{name}{'' if own else '-standin'}", files)
 
 
-def for_spec(spec: Spec) -> Path:
+def for_spec(spec: TemplateSpec) -> Path:
     """Return the directory of what a spec says it was verified on.
 
     Raises:

@@ -377,8 +377,9 @@ class Parser:
                     f"{kind} rewritten",
                     turn.message - sample.prepared.added_system,
                 )
-            if turn.message - sample.prepared.added_system in untrained:
-                reason = untrained[turn.message - sample.prepared.added_system]
+            message = turn.message - sample.prepared.added_system  # as the data counts
+            if message in untrained:
+                reason = untrained[message]
             elif sample.prepared.flags[turn.message] is False:
                 reason = "flag"
             elif turn.reason:

@@ -76,8 +76,8 @@ def _structural(rendering: Rendering, literal: str, start: int, encoder: Encoder
     """
     controls = len(encoder.cut(literal))
     edges = sorted(edge for found in rendering.ranges.values() for edge, _ in found)
-    for match in re.finditer(re.escape(literal).replace(r"\{n\}", r"\d+"), rendering.text[start:]):
-        begin, end = start + match.start(), start + match.end()
+    for match in re.compile(re.escape(literal).replace(r"\{n\}", r"\d+")).finditer(rendering.text, start):
+        begin, end = match.span()
         edge = edges[bisect.bisect_right(edges, begin) - 1] if edges and edges[0] <= begin else -1
         at_edge = edge >= 0 and not rendering.text[edge:begin].strip()
         if rendering.count_controls(begin, end) == controls if controls else at_edge:
@@ -89,10 +89,10 @@ def _without_ignored(rendering: Rendering, turn: Turn, spec: TemplateSpec, encod
     """The turn without the text that SpecForge ignores (the empty think block of Qwen3, say)."""
     assert spec.specforge is not None
     cuts = sorted(
-        (at, at + len(literal))
+        match.span()
         for literal in spec.specforge.ignore
-        for at in _occurrences(rendering.text, literal, turn.start, turn.end)
-        if rendering.count_controls(at, at + len(literal)) == len(encoder.cut(literal)) and at not in rendering.kept
+        for match in re.compile(re.escape(literal)).finditer(rendering.text, turn.start, turn.end)
+        if rendering.count_controls(*match.span()) == len(encoder.cut(literal)) and match.start() not in rendering.kept
     )
     position = turn.start
     kept = False
@@ -101,10 +101,3 @@ def _without_ignored(rendering: Rendering, turn: Turn, spec: TemplateSpec, encod
             yield replace(turn, start=position, end=max(begin, position))
             kept = True
         position = max(position, end)
-
-
-def _occurrences(text: str, literal: str, start: int, stop: int) -> Iterator[int]:
-    at = text.find(literal, start, stop)
-    while at >= 0:
-        yield at
-        at = text.find(literal, at + len(literal), stop)

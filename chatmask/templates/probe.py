@@ -149,7 +149,7 @@ def compile_probe(parser: Parser, spec: TemplateSpec) -> Report:
     sample = _try(findings, parser, spec, "a two-turn chat", two)
     if sample is None:
         return report()
-    _history(parser, spec, findings, sample, thinks)
+    _history(parser, spec, findings, sample, two)
     _edges(parser, spec, findings, _thoughtless(two))
     if spec.thinking.join is not None:
         texts = {
@@ -349,7 +349,8 @@ def _last_id(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
     )
 
 
-def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any, thinks: bool) -> None:
+def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any, two: Conversation) -> None:
+    thinks = spec.thinking.mode == "on"
     rewritten = parser._rewritten(sample)
     first = sample.turns[0]
     if thinks:
@@ -363,11 +364,8 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         forms = [[turn.form for turn in sample.turns]]
         if thinks:
             # some templates write another header only before turns that do not think (GLM-4.7, Nemotron-3)
-            messages = [
-                {k: v for k, v in m.items() if k not in ("reasoning_content", "thinking")} for m in sample.prepared.messages
-            ]
             with suppress(RejectedRow):
-                forms.append([turn.form for turn in _sample(parser, spec, _chat(*messages)).turns])
+                forms.append([turn.form for turn in _sample(parser, spec, _thoughtless(two)).turns])
         shown = "; without reasoning ".join(", then ".join(found) for found in forms)
         claim = "history_header stands before earlier turns"
         findings.append(

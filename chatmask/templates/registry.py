@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ..errors import SpecError
 from .spec import TemplateSpec, merge
-from .strict_yaml import Lines, load_yaml_file, scalar
+from .strict_yaml import Lines, given_file, load_yaml_file, override_pairs, parent_file, scalar, unknown_field
 
 SpecLike = str | Path | TemplateSpec
 _NOT_INHERITED = ("name", "extends", "description", "note", "verified")
@@ -53,7 +53,7 @@ def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ())
     Raises:
         SpecError: file, line, field, what was found and what is allowed.
     """
-    pairs = _pairs(overrides)
+    pairs = override_pairs(overrides, "--set", "--set thinking.strip=true")
     if isinstance(spec, TemplateSpec):
         if not pairs:
             return spec
@@ -68,25 +68,11 @@ def load_spec(spec: SpecLike, overrides: Mapping[str, str] | Iterable[str] = ())
     return _validate(data, lines, where, list(pairs))
 
 
-def _pairs(overrides: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    if isinstance(overrides, Mapping):
-        return dict(overrides)
-    pairs = {}
-    for item in overrides:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise SpecError(f"--set {item}: write KEY=VALUE, for example --set thinking.strip=true")
-        pairs[key] = value
-    return pairs
-
-
 def spec_file(spec: str | Path) -> Path:
     """The YAML file of a packaged name, or the file itself; raises SpecError that names near matches."""
-    path = Path(spec)
-    if path.suffix in (".yaml", ".yml") or isinstance(spec, Path):
-        if path.is_file():
-            return path
-        raise SpecError(f"{path}: no such spec file")
+    file = given_file(spec, "spec")
+    if file is not None:
+        return file
     packaged = specs_dir() / f"{spec}.yaml"
     if packaged.is_file() and "snapshots" not in packaged.relative_to(specs_dir()).parts and ".." not in packaged.parts:
         return packaged
@@ -96,19 +82,11 @@ def spec_file(spec: str | Path) -> Path:
 
 
 def _resolve(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
-    if path.resolve() in seen:
-        raise SpecError(f"{path}: `extends` runs in a circle: {' -> '.join(p.stem for p in seen)} -> {path.stem}")
     data, lines = load_yaml_file(path)
     parent = data.get("extends")
     if parent is not None:
-        if not isinstance(parent, str):
-            raise SpecError(f"{path}:{lines.get(('extends',), 1)}: extends: one spec name or file")
-        beside = path.parent / parent
-        if beside.suffix not in (".yaml", ".yml"):
-            # a name: a spec beside this one first (but not itself: it may extend the packaged one of its own name)
-            named = beside.with_name(f"{beside.name}.yaml")
-            beside = named if named.is_file() and named != path else spec_file(parent)
-        base, _ = _resolve(beside, (*seen, path.resolve()))
+        seen = (*seen, path.resolve())
+        base, _ = _resolve(parent_file(path, parent, lines, "spec", seen, spec_file), seen)
         whole = {"reference"} & set(data)  # one statement: half of the parent's would say something else
         data = merge({k: v for k, v in base.items() if k not in (*_NOT_INHERITED, *whole)}, data)
     template = data.get("template")
@@ -138,9 +116,7 @@ def _validate(data: dict[str, Any], lines: Lines, where: str, overridden: Sequen
             field = ".".join(str(part) for part in path) or "spec"
             text = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
-                known = _fields(data, path)
-                near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
-                text = f"unknown field{f'; did you mean `{near[0]}`?' if near else ''}; allowed: {', '.join(known)}"
+                text = unknown_field(str(path[-1]), _fields(data, path))
             option = next(
                 (key for key in overridden if field == key or field.startswith(f"{key}.") or key.startswith(f"{field}.")), None
             )

@@ -102,7 +102,7 @@ class Assistant(_Strict):
 
     def headers_of(self, after_tool: bool) -> tuple[str, ...]:
         """Header and history header of a turn, longest first, so that a header is never taken for its own prefix."""
-        of = self.after_tool if after_tool and self.after_tool is not None else self
+        of = self._of(after_tool)
         both = {of.header, of.header if of.history_header is None else of.history_header}
         return tuple(sorted(both, key=len, reverse=True))
 
@@ -113,7 +113,10 @@ class Assistant(_Strict):
 
     def served_header(self, after_tool: bool) -> str:
         """The generation prompt before a turn."""
-        return self.after_tool.header if after_tool and self.after_tool is not None else self.header
+        return self._of(after_tool).header
+
+    def _of(self, after_tool: bool) -> Assistant | AfterTool:
+        return self.after_tool if after_tool and self.after_tool is not None else self
 
     @model_validator(mode="after")
     def _some_end(self) -> Assistant:

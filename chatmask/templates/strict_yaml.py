@@ -7,7 +7,9 @@ strings, as in YAML 1.2; only `true` and `false` are booleans.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,70 @@ def load_yaml_file(path: Path) -> tuple[dict[str, Any], Lines]:
 def scalar(text: str, where: str) -> Any:
     """The value of one `--set key=VALUE`, by the same rules as in a file."""
     return load_yaml(f"value: {text}" if text else 'value: ""', where)[0]["value"]
+
+
+# --- what spec files and policy files share -----------------------------------------------------------------------------------
+
+
+def override_pairs(overrides: Mapping[str, str] | Iterable[str], option: str, example: str) -> dict[str, str]:
+    """`KEY=VALUE` strings, or a mapping of the same, as a dict; raises SpecError that names the option and gives an example."""
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    pairs = {}
+    for item in overrides:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise SpecError(f"{option} {item}: write KEY=VALUE, for example {example}")
+        pairs[key] = value
+    return pairs
+
+
+def given_file(name: str | Path, kind: str) -> Path | None:
+    """The file where `name` is one (a Path, or text that ends in .yaml or .yml), None where it is a packaged name.
+
+    Raises:
+        SpecError: the file does not exist.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml") and not isinstance(name, Path):
+        return None
+    if path.is_file():
+        return path
+    raise SpecError(f"{path}: no such {kind} file")
+
+
+def parent_file(
+    path: Path, parent: Any, lines: Lines, kind: str, seen: Sequence[Path], find: Callable[[str | Path], Path]
+) -> Path:
+    """The file that `extends:` of `path` means: a file, or a name, of which one beside `path` comes before the packaged one.
+
+    Args:
+        path: the extending file.
+        parent: value of its `extends`.
+        lines: lines of its keys.
+        kind: `spec` or `policy`.
+        seen: files that led here, resolved.
+        find: the file of a name or file; raises SpecError.
+
+    Raises:
+        SpecError: no text, no such file or name, or a circle.
+    """
+    if not isinstance(parent, str):
+        raise SpecError(f"{path}:{lines.get(('extends',), 1)}: extends: one {kind} name or file")
+    beside = path.parent / parent
+    if beside.suffix not in (".yaml", ".yml"):
+        # not itself: it may extend the packaged one of its own name
+        named = beside.with_name(f"{beside.name}.yaml")
+        beside = named if named.is_file() and named != path else find(parent)
+    if beside.resolve() in seen:
+        raise SpecError(f"{beside}: `extends` runs in a circle: {' -> '.join(p.stem for p in seen)} -> {beside.stem}")
+    return beside
+
+
+def unknown_field(name: str, known: Sequence[str]) -> str:
+    """What is said of a field that nobody knows, with the nearest one that somebody does."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"unknown field{f'; did you mean `{near[0]}`?' if near else ''}; allowed: {', '.join(known)}"
 
 
 def _refuse_surprises(text: str, where: str) -> None:

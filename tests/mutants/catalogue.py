@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "header behind a tool forgotten",
         _SPEC,
-        "of = self.after_tool if after_tool and self.after_tool is not None else self\n",
-        "of = self\n",
+        "return self.after_tool if after_tool and self.after_tool is not None else self\n",
+        "return self\n",
     ),
     Mutant("header behind a tool taken everywhere", _PARSER, 'roles[max(0, i - 1)] == "tool",', "True,"),
     Mutant(

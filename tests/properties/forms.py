@@ -9,7 +9,7 @@ from chatmask.parsers.parser import Parser
 from chatmask.templates.spec import TemplateSpec
 from chatmask.tokenizers import demo_tokenizer
 
-from .made_up import made_up
+from .made_up import assert_refused, made_up
 from .oracles import supervised
 
 _TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -168,12 +168,7 @@ def check_results_within_the_turn() -> None:
     beside = _agent("The result.")
     beside[1]["content"] = "Let me look."
     for messages in (beside, beside[:2]):
-        try:
-            parser.parse({"messages": messages})
-        except chatmask.RejectedRow as error:
-            assert error.reason.value == "template_drops_content", error
-        else:
-            raise AssertionError("text beside a call is not where the model said it")
+        assert_refused(parser, messages, "template_drops_content", "text beside a call is not where the model said it")
     spans = _trained(parser, _agent("The result."))
     assert spans == ['<tool_call>call_1 find{"what": "it"}</tool_call><tool_response>', "Answer.<|im_end|>"], spans
 

@@ -30,6 +30,16 @@ def made_up(template: str, **fields: Any) -> Parser:
     return Parser(TemplateSpec.model_validate(data), demo_tokenizer(template + _IM_PROMPT), check=False)
 
 
+def assert_refused(parser: Parser, messages: list[dict[str, Any]], reason: str, unnoticed: str) -> None:
+    """Fails, saying what nobody noticed, unless the parser rejects the messages for this reason."""
+    try:
+        parser.parse({"messages": messages})
+    except chatmask.RejectedRow as error:
+        assert error.reason.value == reason, error
+    else:
+        raise AssertionError(unnoticed)
+
+
 def check_drops() -> None:
     """A template that leaves a part of a message out is caught, whichever part it is, unless the spec declares it."""
     messages = [
@@ -42,25 +52,17 @@ def check_drops() -> None:
         {"role": "tool", "content": "Found nothing."},
         {"role": "assistant", "content": "Answer."},
     ]
-    try:
-        made_up(
-            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content[:9] + '<|im_end|>\\n' }}{% endfor %}"
-        ).parse({"messages": [{"role": "user", "content": "Question."}, {"role": "assistant", "content": "A longer answer."}]})
-    except chatmask.RejectedRow as error:
-        assert error.reason.value == "template_drops_content", error
-    else:
-        raise AssertionError("nobody noticed that a part of the answer went missing")
+    cutting = made_up(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content[:9] + '<|im_end|>\\n' }}{% endfor %}"
+    )
+    long_answer = [{"role": "user", "content": "Question."}, {"role": "assistant", "content": "A longer answer."}]
+    assert_refused(cutting, long_answer, "template_drops_content", "nobody noticed that a part of the answer went missing")
     # a call's name that stands in text which the template drops is no call
     short = [messages[0], {**messages[1], "content": "I find it."}, *messages[2:]]
     made_up(DROPPING["the text beside a tool call"], drops=["content_with_tool_calls"]).parse({"messages": short})
     declared = {"the text beside a tool call": "content_with_tool_calls", "tool calls": "tool_calls", "tool messages": "tool"}
     for what, template in DROPPING.items():
-        try:
-            made_up(template).parse({"messages": messages})
-        except chatmask.RejectedRow as error:
-            assert error.reason.value == "template_drops_content", error
-        else:
-            raise AssertionError(f"nobody noticed that {what} went missing")
+        assert_refused(made_up(template), messages, "template_drops_content", f"nobody noticed that {what} went missing")
         example = made_up(template, drops=[declared[what]]).parse({"messages": messages})
         assert example.content_dropped == 1
 
@@ -100,12 +102,7 @@ def check_calls_named_in_words() -> None:
     template = "{% for m in messages %}" + _IM_TURN + "{% endfor %}"
     call = {"function": {"name": "get", "arguments": {}}}
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "I call get now.", "tool_calls": [call]}]
-    try:
-        made_up(template).parse({"messages": messages})
-    except chatmask.RejectedRow as error:
-        assert error.reason.value == "template_drops_content", error
-    else:
-        raise AssertionError("nobody noticed that the call went missing")
+    assert_refused(made_up(template), messages, "template_drops_content", "nobody noticed that the call went missing")
 
 
 def check_what_follows_the_end() -> None:
@@ -170,9 +167,4 @@ def check_foreign_text() -> None:
         {"role": "tool", "content": "TOOL RESULT of some length"},
         {"role": "assistant", "content": "Done."},
     ]
-    try:
-        made_up(template).parse({"messages": messages})
-    except chatmask.RejectedRow as error:
-        assert error.reason.value == "foreign_text", error
-    else:
-        raise AssertionError("a tool's result was trained")
+    assert_refused(made_up(template), messages, "foreign_text", "a tool's result was trained")
