@@ -97,6 +97,9 @@ def normalise(data: Mapping[str, Any], roles: Mapping[str, str] | None = None, m
     Raises:
         RejectedRow: with the message index and the field in the text. See the section "the conversation" of `RejectReason`.
     """
+    plain = _plain_chat(data, roles, max_messages)
+    if plain is not None:
+        return plain
     names = {**ROLES, **(roles or {})}
     found = [turns for turns in _candidates(data) if turns.items]
     if not found:
@@ -109,6 +112,31 @@ def normalise(data: Mapping[str, Any], roles: Mapping[str, str] | None = None, m
         _agreed(index, column) for index, column in enumerate(zip(first.flags, *(o.flags for o in others), strict=True))
     )
     return replace(first, flags=flags)
+
+
+_NOT_PLAIN = frozenset(
+    {"conversations", "prompt", "completion", "history", "trajectory", "trajectory_format", "system", "tools", "functions", "text"}
+)
+
+
+def _plain_chat(data: Mapping[str, Any], roles: Mapping[str, str] | None, max_messages: int) -> Conversation | None:
+    """A conversation that is in OpenAI's shape already and holds nothing but text; None for any other. It is most of what is read."""
+    items = data.get("messages")
+    if type(items) is not list or len(items) > max_messages or not _NOT_PLAIN.isdisjoint(data):
+        return None
+    messages, answered = [], False
+    for item in items:
+        if type(item) is not dict or len(item) != 2:
+            return None
+        role, content = item.get("role"), item.get("content")
+        if type(content) is not str or type(role) is not str or role not in _OPENAI_ROLES or (roles and role in roles):
+            return None
+        answered = answered or role == "assistant"
+        messages.append(dict(item))
+    return Conversation(messages, None, (None,) * len(messages), {}) if answered else None
+
+
+_OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 def _agreed(index: int, flags: tuple[bool | None, ...]) -> bool | None:
@@ -211,7 +239,7 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
     messages: list[dict[str, Any]] = []
     flags: list[bool | None] = []
     for index, (item, implied) in enumerate(zip(turns.items, turns.implied, strict=True)):
-        if not isinstance(item, Mapping):
+        if type(item) is not dict and not isinstance(item, Mapping):
             raise RejectedRow(RejectReason.BAD_MESSAGE, f"is {_kind(item)}, not an object", index)
         message = _message(item, roles, index)
         flag = _flag(item, index)

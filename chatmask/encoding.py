@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 import tokenizers as hf
 
+from . import backends
 from .canonical import first_unequal
 from .errors import TokenizerError
 from .templates.environment import constants
@@ -19,6 +23,49 @@ if TYPE_CHECKING:
     from .tokenizers import Tokenizer
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
+Control = tuple[int, int, int]  # start, end (characters), id
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text to be encoded.
+
+    Attributes:
+        text: the final text.
+        controls: (start, end, id) of the control tokens in it, ascending.
+        borders: character offsets at which the caller needs to know token positions.
+        quoted: content may hold control literals, so the text must not be encoded as it is.
+    """
+
+    text: str
+    controls: Sequence[Control]
+    borders: Iterable[int] = ()
+    quoted: bool = True
+
+
+Anchor = tuple[int, str]
+
+
+class Edge(NamedTuple):
+    """Where tokens part at a character offset.
+
+    Attributes:
+        token: the first token that begins at or behind it.
+        over: the token before reaches over it.
+        clean: a token ends exactly here and another begins.
+    """
+
+    token: int
+    over: bool
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of one text, int32 `[tokens]`, and the edge at each border."""
+
+    ids: Ids
+    edges: Mapping[int, Edge] = field(default_factory=dict)
 
 
 def control_tokens(tokenizer: Tokenizer, template: str, named: Iterable[str] = ()) -> dict[str, int]:
@@ -67,6 +114,30 @@ class Encoder:
         self.control_ids = np.array(sorted(control.values()), dtype=np.int32)
         self.whole_only = ""
         self.whole_only = self._first_difference(tokenizer.whole)
+        self.pieces = backends.Pieces(tokenizer.whole)
+        self.fast: backends.Fast | None = None
+        self._learned: dict[str, tuple[int, bytes]] = {}  # text in front of a border -> how many tokens it is, and their ids
+
+    def speed_up(self) -> str:
+        """Take the fast tokenizer from now on, if it is installed and gives the same ids; '' or why not."""
+        if self.fast is not None:
+            return ""
+        if self.whole_only:
+            return f"this tokenizer's text cannot be cut: {self.whole_only}"
+        try:
+            fast = backends.Fast(self.tokenizer.data)
+        except ImportError:
+            return "it is not installed: pip install 'chatmask[fast]'"
+        except ValueError as error:
+            return str(error)
+        texts = [*PROBE_TEXTS, *backends.proof_texts(list(self.tokenizer.added))]
+        expected = self.tokenizer.whole.encode_batch_fast(texts, add_special_tokens=False)
+        ids, offsets = fast.flat(texts)
+        for text, encoding, start, end in zip(texts, expected, offsets[:-1], offsets[1:], strict=True):
+            if encoding.ids != ids[start:end].tolist():
+                return f"{fast.name} gives {text[:40]!r} other ids: {ids[start:end][:8].tolist()}, not {encoding.ids[:8]}"
+        self.fast = fast
+        return ""
 
     @cached_property
     def plain(self) -> hf.Tokenizer:
@@ -99,8 +170,182 @@ class Encoder:
         """(start, end, id) of every control token in text that the template alone has written."""
         return [(match.start(), match.end(), self.control[match.group()]) for match in self.pattern.finditer(text)]
 
-    def encode(self, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int] = ()) -> tuple[Ids, Ids, Ids]:
-        """Encode one text.
+    def encode(self, text: str, controls: Sequence[Control], borders: Iterable[int] = ()) -> Encoded:
+        """Encode one text; as `encode_many`."""
+        return self.encode_many([Request(text, controls, borders)])[0]
+
+    def encode_many(self, requests: Sequence[Request]) -> list[Encoded]:
+        """Encode texts in one go: ids without offsets, and token positions only around control tokens and borders.
+
+        A text for which the short way is not certain (it quotes control tokens, or a token count does not add up) goes the long way
+        (`with_offsets`), which is also what tests compare with.
+        """
+        found: list[Encoded | None] = [None] * len(requests)
+        short = [i for i, request in enumerate(requests) if not self.whole_only and (self.fast is None or not request.quoted)]
+        for i, encoded in zip(short, self._short([requests[i] for i in short]), strict=True):
+            found[i] = encoded
+        return [encoded or self._long(request) for encoded, request in zip(found, requests, strict=True)]
+
+    def encode_filled(self, texts: Sequence[tuple[str, Sequence[int], Iterable[Anchor]]]) -> Iterable[tuple[Ids, list[int]] | None]:
+        """Encode texts of known shape by the fast tokenizer.
+
+        Args:
+            texts: the text, the ids of its control tokens in order, and borders: behind which control token, and the text between.
+
+        Yields:
+            The ids and the token at each border; None where the control tokens are others, or a border is not clean.
+        """
+        assert self.fast is not None
+        ids, offsets = self.fast.flat([text for text, _, _ in texts])
+        places = np.flatnonzero(self._is_control[ids])
+        cuts = np.searchsorted(places, offsets).tolist()
+        found, own = ids[places].tolist(), places.tolist()
+        for i, (_, controls, anchors) in enumerate(texts):
+            first, last, start, stop = cuts[i], cuts[i + 1], int(offsets[i]), int(offsets[i + 1])
+            if found[first:last] != list(controls):
+                yield None
+                continue
+            tokens: list[int] = []
+            for control, between in anchors:
+                at: int | None = own[first + control] + 1
+                if between:
+                    at = self._inside(between, ids, at, own[first + control + 1] if first + control + 1 < last else stop)
+                    if at is None:
+                        break
+                tokens.append(at - start)
+            else:
+                yield ids[start:stop], tokens
+                continue
+            yield None
+
+    def _long(self, request: Request) -> Encoded:
+        ids, starts, ends = self.with_offsets(request.text, request.controls, request.borders)
+        return Encoded(ids, {border: edge_at(starts, ends, border) for border in request.borders})
+
+    def _short(self, requests: Sequence[Request]) -> Iterable[Encoded | None]:
+        """Ids and edges where they are certain, else None."""
+        if not requests:
+            return
+        whole = self._whole(requests) if self.fast is not None else self._from_pieces(requests)
+        for request, (ids, places) in zip(requests, whole, strict=True):
+            expected = [identity for _, _, identity in request.controls]
+            if len(places) != len(expected) or ids[places].tolist() != expected:
+                yield None  # content quotes a control token, or normalisation makes one
+                continue
+            edges = self._edges(request, ids, places.tolist())
+            yield None if edges is None else Encoded(ids, edges)
+
+    def _whole(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
+        """Ids of each text, and which of them are control tokens: by the fast tokenizer, which finds those by itself."""
+        assert self.fast is not None
+        ids, offsets = self.fast.flat([request.text for request in requests])
+        places = np.flatnonzero(self._is_control[ids])
+        cuts = np.searchsorted(places, offsets)
+        for i in range(len(requests)):
+            yield ids[offsets[i] : offsets[i + 1]], places[cuts[i] : cuts[i + 1]] - offsets[i]
+
+    def _from_pieces(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
+        """The same by the `tokenizers` library, from the pieces between control tokens."""
+        pieces: list[str] = []
+        for request in requests:
+            position = 0
+            for start, end, _ in request.controls:
+                pieces.append(request.text[position:start])
+                position = end
+            pieces.append(request.text[position:])
+        encoded = iter(self.pieces.encode(pieces))
+        for request in requests:
+            parts: list[Ids] = []
+            for _, _, identity in request.controls:
+                parts += [next(encoded), np.array([identity], np.int32)]
+            parts.append(next(encoded))
+            ids = np.concatenate(parts)
+            # a control id that no control token of the text accounts for shows as one too many
+            yield ids, np.flatnonzero(self._is_control[ids])
+
+    def _edges(self, request: Request, ids: Ids, places: Sequence[int]) -> dict[int, Edge] | None:
+        """The edge at each border, from where the control tokens are; None where it is not certain."""
+        controls, edges = request.controls, {}
+        starts = [start for start, _, _ in controls]
+        for border in request.borders:
+            if border in edges:
+                continue
+            i = bisect.bisect_right(starts, border) - 1
+            start, token = (controls[i][1], places[i] + 1) if i >= 0 else (0, 0)
+            if i >= 0 and border == controls[i][0]:
+                at: int | None = places[i]
+            elif border == start:
+                at = token
+            elif border < start:
+                return None
+            elif border == (controls[i + 1][0] if i + 1 < len(controls) else len(request.text)):
+                at = places[i + 1] if i + 1 < len(controls) else len(ids)
+            else:
+                stop = places[i + 1] if i + 1 < len(controls) else len(ids)
+                at = self._inside(request.text[start:border], ids, token, stop)
+            if at is None:
+                end = controls[i + 1][0] if i + 1 < len(controls) else len(request.text)
+                edge = self._by_offsets(request.text[start:end], border - start, ids[token:stop], token)
+                if edge is None:
+                    return None
+                edges[border] = edge if edge.token < len(ids) else edge._replace(clean=False)
+            else:
+                edges[border] = Edge(at, False, at < len(ids))
+        return edges
+
+    def _inside(self, before: str, ids: Ids, token: int, stop: int) -> int | None:
+        """Which token begins behind the text `before`, with which the piece from `token` to `stop` begins; None if none does surely.
+
+        The tokens must spell the text byte for byte: then nothing was normalised there, and the next token begins at the border.
+        """
+        known = self._learned.get(before)
+        if known is not None and ids[token : token + known[0]].tobytes() == known[1]:
+            return token + known[0]
+        if self._spelled is None:
+            return None
+        left, at = before.encode(), token
+        while left and at < stop:
+            spelled = self._spelled[ids[at]]
+            if not spelled or not left.startswith(spelled):
+                return None
+            left, at = left[len(spelled) :], at + 1
+        if left:
+            return None
+        if len(before) <= 64 and len(self._learned) < 10_000:
+            self._learned[before] = (at - token, ids[token:at].tobytes())
+        return at
+
+    def _by_offsets(self, piece: str, border: int, ids: Ids, token: int) -> Edge | None:
+        """The edge inside one piece, from the offsets that the `tokenizers` library gives; None if its ids are others."""
+        encoding = self.tokenizer.whole.encode(piece, add_special_tokens=False)
+        if encoding.ids != ids.tolist():
+            return None
+        offsets = np.asarray(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        edge = edge_at(offsets[:, 0], offsets[:, 1], border)
+        # a piece ends where a control token begins, so a border behind its last token is not clean
+        return Edge(edge.token + token, edge.over, edge.clean)
+
+    @cached_property
+    def _is_control(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        table = np.zeros(max([self.tokenizer.whole.get_vocab_size(), *self.control_ids.tolist()]) + 1, np.bool_)
+        table[self.control_ids] = True
+        return table
+
+    @cached_property
+    def _spelled(self) -> list[bytes] | None:
+        """The bytes that each token stands for; None where the tokenizer does not say."""
+        return spelled(self.tokenizer)
+
+    def agrees(self, request: Request, ids: Ids) -> str:
+        """'' when the reference way gives these ids, else the first difference."""
+        expected, _, _ = self.with_offsets(request.text, request.controls)
+        if np.array_equal(expected, ids):
+            return ""
+        at = first_unequal(expected.tolist(), ids.tolist())
+        return f"token {at}: {ids[at : at + 4].tolist()}, not {expected[at : at + 4].tolist()}"
+
+    def with_offsets(self, text: str, controls: Sequence[Control], borders: Iterable[int] = ()) -> tuple[Ids, Ids, Ids]:
+        """Encode one text the long way.
 
         Args:
             text: the final text.
@@ -120,7 +365,7 @@ class Encoder:
         return self._encode_pieces(self.plain, text, controls, borders) if self.foreign_control_ids(found[0], controls) else found
 
     def _encode_pieces(
-        self, backend: hf.Tokenizer, text: str, controls: Sequence[tuple[int, int, int]], borders: Iterable[int]
+        self, backend: hf.Tokenizer, text: str, controls: Sequence[Control], borders: Iterable[int]
     ) -> tuple[Ids, Ids, Ids]:
         real_ids = None if backend is self.tokenizer.whole else self._real_ids
         pieces: list[tuple[int, int]] = []
@@ -167,7 +412,7 @@ class Encoder:
         )
 
     def _with_control_edges(
-        self, text: str, controls: Sequence[tuple[int, int, int]], ids: Ids, starts: Ids, ends: Ids
+        self, text: str, controls: Sequence[Control], ids: Ids, starts: Ids, ends: Ids
     ) -> tuple[Ids, Ids, Ids]:
         """Give each control token its own edges: one with `lstrip` or `rstrip` swallows white space, which moves none of its text.
 
@@ -187,7 +432,7 @@ class Encoder:
             starts[k], ends[k] = start, end
         return ids, starts, ends
 
-    def foreign_control_ids(self, ids: Ids, controls: Sequence[tuple[int, int, int]]) -> int:
+    def foreign_control_ids(self, ids: Ids, controls: Sequence[Control]) -> int:
         """How many control ids stand in `ids` beyond those written on purpose (promise 3: always none)."""
         return int(np.isin(ids, self.control_ids).sum()) - len(controls)
 
@@ -213,6 +458,48 @@ class Encoder:
             if whole != ids.tolist():
                 return f"{text!r} is {whole[:8]} as a whole and {ids.tolist()[:8]} cut at control tokens"
         return ""
+
+
+def edge_at(starts: Ids, ends: Ids, border: int) -> Edge:
+    """The edge at a character offset, from the offsets of all tokens (exact around it)."""
+    token = int(np.searchsorted(starts, border, side="left"))
+    over = token > 0 and bool(ends[token - 1] > border)
+    return Edge(token, over, not over and token < len(starts) and bool(starts[token] == border))
+
+
+def spelled(tokenizer: Tokenizer) -> list[bytes] | None:
+    """What each id stands for, in bytes, for byte-level and byte-fallback vocabularies; None for others.
+
+    An entry that is no text by itself, or swallows blanks beside it, is empty.
+    """
+    vocabulary = tokenizer.whole.get_vocab()
+    if tokenizer.data.get("model", {}).get("type") != "BPE":
+        return None
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    decoder = orjson.dumps(tokenizer.data.get("decoder"))
+    if b'"ByteLevel"' in decoder:
+        for token, identity in vocabulary.items():
+            with suppress(KeyError):  # a token of other characters is no bytes
+                table[identity] = bytes([_BYTES[char] for char in token])
+    elif b'"ByteFallback"' in decoder:
+        for token, identity in vocabulary.items():
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+            table[identity] = bytes([int(byte.group(1), 16)]) if byte else token.replace("\u2581", " ").encode()
+    else:
+        return None
+    for added in tokenizer.added.values():
+        table[added.id] = b"" if added.lstrip or added.rstrip or added.single_word else added.content.encode()
+    return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's characters -> bytes: printable ones stand for themselves, the others for code points from 256 on (GPT-2)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {**{chr(byte): byte for byte in plain}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
+
+
+_BYTES = _byte_alphabet()
 
 
 def _pieces_with_border(pieces: Sequence[tuple[int, int]], borders: Sequence[int]) -> set[int]:

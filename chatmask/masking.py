@@ -6,13 +6,13 @@ is counted; `loss_mask[k] == 1` says that token k itself is a target (shifting i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .encoding import Ids
+from .encoding import Edge
 from .example import Span
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
@@ -29,12 +29,13 @@ class Emission:
 
 
 def mask_tokens(
-    starts: Ids, ends: Ids, emissions: Sequence[Emission], straddle: str = "exclude", whole_end: bool = False
+    edges: Mapping[int, Edge], tokens: int, emissions: Sequence[Emission], straddle: str = "exclude", whole_end: bool = False
 ) -> tuple[Mask, tuple[Span, ...], int]:
     """Mark the tokens of the trained emissions.
 
     Args:
-        starts, ends: int32 `[tokens]`, character offsets of each token, exact around every emission border.
+        edges: where the tokens part at each emission border (`Encoder.encode`).
+        tokens: how many there are.
         emissions: ascending, not overlapping.
         straddle: `exclude` or `include` a token that begins before an emission and ends in it.
         whole_end: train a token that begins in an emission and ends behind it (SpecForge's prefix lengths count it).
@@ -42,17 +43,17 @@ def mask_tokens(
     Returns:
         uint8 mask `[tokens]`, the span table, and how many tokens straddle a border.
     """
-    mask: Mask = np.zeros(len(starts), dtype=np.uint8)
+    mask: Mask = np.zeros(tokens, dtype=np.uint8)
     spans: list[Span] = []
     straddles = 0
     for emission in emissions:
-        first = int(np.searchsorted(starts, emission.start, side="left"))
-        if first > 0 and (ends[first - 1] > emission.start or first == len(starts) or starts[first] != emission.start):
+        start, end = edges[emission.start], edges[emission.end]
+        first, last = start.token, end.token
+        if first > 0 and not start.clean:
             # the token before covers characters on both sides (or composed with them, under NFC)
             straddles += 1
             first -= straddle == "include"
-        last = int(np.searchsorted(starts, emission.end, side="left"))
-        if last > first and ends[last - 1] > emission.end:
+        if last > first and end.over:
             straddles += 1
             last -= not whole_end
         last = max(first, last)

@@ -113,7 +113,7 @@ class TestControlTokens:
         text = "".join(parts)
         whole = encoder.tokenizer.whole.encode(text, add_special_tokens=False)
         borders = range(0, len(text), 2)
-        ids, starts, ends = encoder.encode(text, encoder.cut(text), borders)
+        ids, starts, ends = encoder.with_offsets(text, encoder.cut(text), borders)
         assert ids.tolist() == whole.ids
         assert len(starts) == len(ends) == len(ids)
         for k, (start, end) in enumerate(whole.offsets):
@@ -123,7 +123,7 @@ class TestControlTokens:
     def test_quoted_literals_never_become_ids(self, encoder: Encoder) -> None:
         """Text that is not marked as control is encoded without control tokens, whatever it quotes."""
         text = "a <role> b <|role_end|><|im_end|> c"
-        ids, _, _ = encoder.encode(text, [])
+        ids = encoder.encode(text, []).ids
         assert encoder.foreign_control_ids(ids, []) == 0
         assert encoder.tokenizer.decode(ids) == text
 

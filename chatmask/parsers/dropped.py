@@ -101,11 +101,14 @@ def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool
     rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
     if not isinstance(content, str) or not content.strip():
         return True
+    ranges, plain = rendering.ranges.get(message, ()), content.strip()
+    if len(plain) >= short and any(rendering.text.find(plain, a, b) >= 0 for a, b in ranges):
+        return True
     tool = sample.prepared.messages[message]["role"] == "tool"
     content = next((text for text in _spellings(content, tool) if text in rendering.text), "")
     if not content:
         return False
-    if len(content) >= short and any(content in rendering.text[a:b] for a, b in rendering.ranges.get(message, [])):
+    if len(content) >= short and any(content in rendering.text[a:b] for a, b in ranges):
         return True
     if len(content) >= UNLIKELY_CHANCE and content in rendering.unowned_text:
         return True

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..canonical import first_unequal
 from ..conversation import Conversation, normalise
-from ..encoding import Ids, control_tokens
+from ..encoding import Encoded, Ids, Request, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
+from ..templates.environment import constants
 from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
@@ -29,6 +33,7 @@ from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
 from . import specforge
 from .dropped import check_dropped, check_foreign
 from .messages import Prepared, joined, joins, prepare
+from .shapes import Filled, Shapes
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -45,6 +50,43 @@ class Choice:
 
     mask_from: str = "prompt"
     reasoning: bool = True
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How much of a conversation is checked besides what is always checked.
+
+    Attributes:
+        turns: at how many turns the training prefix is compared with what the server would have sent.
+        reference: compare the rendering with the untraced one, and the ids with those of the whole text by the `tokenizers` library.
+    """
+
+    turns: int = 0
+    reference: bool = False
+
+
+NO_CHECKS, ALL_CHECKS = Checks(), Checks(sys.maxsize, True)
+
+
+@dataclass
+class Layout:
+    """A conversation before it is encoded.
+
+    Attributes:
+        sample: text and turns.
+        rewritten: message -> `context` or `emission`.
+        breaks: message -> first difference to the served prompt, as text.
+        asked: the turns that are compared with the served prompt.
+        emissions: one for each turn.
+    """
+
+    sample: Sample
+    rewritten: dict[int, str]
+    breaks: dict[int, str]
+    asked: list[Turn]
+    emissions: list[Emission]
+    choice: Choice
+    checks: Checks
 
 
 @dataclass
@@ -84,7 +126,9 @@ class Parser:
         self.encoder = tokenizer.encoder(self.control)
         self.markers = frozenset(tag for tag in (spec.thinking.open, spec.thinking.close) if tag in self.control)
         self.untouched = self.markers if spec.thinking.inline == "keep" else frozenset()
-        self.fragments = Fragments(self.control)
+        written = [*constants(self.template_text), *(v for v in tokenizer.special_tokens.values() if isinstance(v, str))]
+        self.fragments = Fragments(self.control, written)
+        self.shapes = Shapes(self)
         self.null_content: str | None = ""
         self.renders_tools = True
         self.predicts = True
@@ -139,69 +183,131 @@ class Parser:
 
         Args:
             conversation: as `conversation.normalise` gives it.
-            oracle: also compare every turn with what the server would have sent.
+            oracle: also compare every turn with what the server would have sent, and text and ids with the plain ways to them.
             untrained: message index -> why this assistant message is not trained (a policy's word on it).
             choice: which part of a trained turn is a target.
         """
+        checks = ALL_CHECKS if oracle else NO_CHECKS
+        made = self.finish([self.layout(conversation, checks, untrained=untrained, choice=choice)])[0]
+        if isinstance(made, RejectedRow):
+            raise made
+        return made
+
+    def layout(
+        self,
+        conversation: Conversation,
+        checks: Checks = NO_CHECKS,
+        *,
+        untrained: Mapping[int, str] | None = None,
+        choice: Choice = Choice(),
+    ) -> Layout:
+        """The first half of `example`: all but tokens, so that many can be encoded in one go (`finish`)."""
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten = {} if spec.specforge else self._rewritten(sample)
         # where roles come in another order than question and answer, or the template goes its own ways, `_rewritten` may be wrong: ask
         irregular = _irregular(sample.prepared.messages)
         unsure = not spec.specforge and (irregular or (not spec.prefix_stable and not self.predicts))
-        exact = oracle or unsure or spec.rewritten.context != "train"
-        breaks = self.served_text_breaks(sample) if exact and (oracle or irregular or not spec.prefix_stable) else {}
-        if exact and not spec.specforge:
-            rewritten = {**dict.fromkeys(breaks, "context"), **{i: kind for i, kind in rewritten.items() if kind == "emission"}}
+        every = unsure or (spec.rewritten.context != "train" and not (spec.prefix_stable or spec.specforge))
+        asked = _some(sample.turns, checks.turns)
+        compared = sample.turns if every else asked
+        breaks = self.served_text_breaks(sample, compared)
+        if not spec.specforge:
+            told = {turn.message for turn in compared}
+            emissions_rewritten = {i: kind for i, kind in rewritten.items() if kind == "emission"}
+            predicted = {i: kind for i, kind in rewritten.items() if i not in told}
+            rewritten = {**predicted, **dict.fromkeys(breaks, "context"), **emissions_rewritten}
         if rendering.quoted and self.encoder.unquotable:
             raise RejectedRow(
                 RejectReason.CONTROL_TEXT,
                 f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.unquotable}",
             )
         emissions = self._emissions(sample, rewritten, untrained or {}, choice)
+        if checks.reference and not rendering.quoted and rendering.text != self._plain_text(sample):
+            raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
+        return Layout(sample, rewritten, breaks, asked, emissions, choice, checks)
+
+    def shape(self, conversation: Conversation) -> Filled | None:
+        """A plain chat's text without the template (`shapes.py`); None where `layout` must do it. For the fast tokenizer only."""
+        return self.shapes.fill(conversation) if self.encoder.fast is not None else None
+
+    def finish_filled(self, filled: Sequence[Filled]) -> list[Example | RejectedRow]:
+        """As `finish`, for what `shape` gave; what cannot be done by shape is laid out first."""
+        anchors = [[border for _, *borders in one.shape.spans for border in borders] for one in filled]
+        encoded = self.encoder.encode_filled(
+            [(one.text, one.shape.controls, borders) for one, borders in zip(filled, anchors, strict=True)]
+        )
+        made = [_filled(one, *found) if found else None for one, found in zip(filled, encoded, strict=True)]
+        return [example or self._by_layout(one.conversation) for example, one in zip(made, filled, strict=True)]
+
+    def _by_layout(self, conversation: Conversation) -> Example | RejectedRow:
+        try:
+            return self.example(conversation)
+        except RejectedRow as error:
+            return error
+
+    def finish(self, layouts: Sequence[Layout]) -> list[Example | RejectedRow]:
+        """The second half of `example`, for many: encode and mask. What a row is refused for stands in its place."""
+        encoded = self.encoder.encode_many([self._request(layout) for layout in layouts])
+        finished: list[Example | RejectedRow] = []
+        for layout, one in zip(layouts, encoded, strict=True):
+            try:
+                finished.append(self._finished(layout, one))
+            except RejectedRow as error:
+                finished.append(error)
+        return finished
+
+    def _request(self, layout: Layout) -> Request:
+        rendering = layout.sample.rendering
+        borders = [border for emission in layout.emissions for border in (emission.start, emission.end)]
+        if layout.choice != Choice() and layout.asked:
+            borders += [border for turn in layout.sample.turns for border in (turn.start, turn.end)]
+        return Request(rendering.text, rendering.controls, borders, bool(rendering.quoted))
+
+    def _finished(self, layout: Layout, encoded: Encoded) -> Example:
+        sample, ids, emissions = layout.sample, encoded.ids, layout.emissions
+        spec, rendering = sample.prepared.spec, sample.rendering
         shift = int(sample.prepared.added_system)
-        borders = [border for emission in emissions for border in (emission.start, emission.end)]
-        ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
-        if oracle and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
+        if layout.checks.reference and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
             raise TokenizerError(
                 f"{self.loaded.name}: text cut at control tokens has other ids than the whole text ({different}), which the check at load "
                 "did not show; please report this tokenizer"
             )
-        if oracle and not rendering.quoted and rendering.text != self._plain_text(sample):
-            raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
         if rendering.quoted and spec.special_in_content != "allow" and self.encoder.foreign_control_ids(ids, rendering.controls):
             raise RejectedRow(
                 RejectReason.CONTROL_ID_FROM_CONTENT, f"{self.loaded.name} encodes quoted control text as a control id"
             )
-        mask, spans, straddles = mask_tokens(starts, ends, emissions, spec.straddle, spec.specforge is not None)
+        whole_end = spec.specforge is not None
+        mask, spans, straddles = mask_tokens(encoded.edges, len(ids), emissions, spec.straddle, whole_end)
         if not mask.any():
             why = Counter(emission.reason or "no whole token inside the span" for emission in emissions)
             raise RejectedRow(
                 RejectReason.ZERO_SUPERVISION,
                 f"none of {len(emissions)} assistant turns is trained: {', '.join(f'{n} {r}' for r, n in why.items())}",
             )
-        if oracle and choice != Choice():
-            # the prefix ends where the turn begins, whatever part of it is trained
-            plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
-            served_spans = mask_tokens(starts, ends, plain, spec.straddle, spec.specforge is not None)[1]
-        else:
+        parity: tuple[ParityBreak, ...] = ()
+        if layout.asked:
             served_spans = spans
-        parity = self._parity(sample, breaks, ids, served_spans) if oracle else ()
+            if layout.choice != Choice():
+                # the prefix ends where the turn begins, whatever part of it is trained
+                plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
+                served_spans = mask_tokens(encoded.edges, len(ids), plain, spec.straddle, whole_end)[1]
+            parity = self._parity(layout, ids, {span.message: span for span in served_spans})
         return Example(
             text=rendering.text,
             ids=ids,
             mask=mask,
-            spans=tuple(Span(s.message - shift, s.start, s.end, s.trained, s.reason) for s in spans),
-            rewritten={i - shift: kind for i, kind in rewritten.items()},
+            spans=tuple(Span(s.message - shift, s.start, s.end, s.trained, s.reason) for s in spans) if shift else spans,
+            rewritten={i - shift: kind for i, kind in layout.rewritten.items()},
             control_text=rendering.quoted,
             straddles=straddles,
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
-            notes={k: v for k, v in self._notes(sample).items() if k != "content_dropped"},
+            notes={k: v for k, v in self.notes_of(sample).items() if k != "content_dropped"},
             parity=parity,
             turns=tuple(sample.turns),
         )
 
-    def _notes(self, sample: Sample) -> dict[str, int]:
+    def notes_of(self, sample: Sample) -> dict[str, int]:
         """Counts of the normalisation and of the turns' ends."""
         counts = {
             "end_rewritten": sum(turn.end_rewritten for turn in sample.turns),
@@ -430,33 +536,60 @@ class Parser:
             return restored, controls
         return text, self.encoder.cut(text)
 
-    def served_text_breaks(self, sample: Sample) -> dict[int, str]:
-        """Message index -> first difference, for each turn whose prefix in the training text is not the served prompt."""
+    def served_text_breaks(self, sample: Sample, turns: Iterable[Turn] | None = None) -> dict[int, str]:
+        """Message index -> first difference, for each turn (of those given) whose prefix in the training text is not the served prompt."""
         breaks = {}
-        for turn in sample.turns:
+        for turn in sample.turns if turns is None else turns:
             served = self.served(sample, turn.message)
             prefix = sample.rendering.text[: turn.start]
             if served is not None and served[0] != prefix:
                 breaks[turn.message] = first_difference(served[0], prefix)
         return breaks
 
-    def _parity(self, sample: Sample, breaks: Mapping[int, str], ids: Ids, spans: Sequence[Span]) -> tuple[ParityBreak, ...]:
+    def _parity(self, layout: Layout, ids: Ids, spans: Mapping[int, Span]) -> tuple[ParityBreak, ...]:
+        sample, breaks = layout.sample, layout.breaks
         stable = sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
         shift = sample.prepared.added_system
         found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]
-        for turn, span in zip(sample.turns, spans, strict=True):
-            served = None if turn.message in breaks else self.served(sample, turn.message)
-            if served is None:
-                continue
-            prompt, _, _ = self.encoder.encode(*served)
-            trained = ids[: span.start]
+        # a broken text has been said; the others' ids may still differ
+        prompts = {turn.message: self.served(sample, turn.message) for turn in layout.asked if turn.message not in breaks}
+        requests = {i: Request(text, controls) for i, served in prompts.items() if served for text, controls in [served]}
+        if not sample.rendering.quoted:
+            requests = {i: replace(request, quoted=False) for i, request in requests.items()}
+        for i, encoded in zip(requests, self.encoder.encode_many(list(requests.values())), strict=True):
+            prompt, trained = encoded.ids, ids[: spans[i].start]
             if len(prompt) != len(trained) or (prompt != trained).any():
                 # only the last token may differ: one that grew over the border is a straddle, which is declared and counted
                 straddled = len(prompt) >= len(trained) >= len(prompt) - 4
                 same = (prompt[: len(trained) - 1] == trained[:-1]).all() if straddled and len(trained) else straddled
                 detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
-                found.append(ParityBreak(turn.message - shift, "tokens", bool(same), detail))
+                found.append(ParityBreak(i - shift, "tokens", bool(same), detail))
         return tuple(found)
+
+
+def _filled(filled: Filled, ids: Ids, tokens: Sequence[int]) -> Example | None:
+    """The example of a filled shape; None where no token is trained."""
+    shape = filled.shape
+    mask, spans, trained = np.zeros(len(ids), np.uint8), [], 0
+    for k, (message, _, _) in enumerate(shape.spans):
+        start, end, reason = tokens[2 * k], tokens[2 * k + 1], shape.reasons.get(message, "")
+        spans.append(Span(message, start, end, not reason, reason))
+        if not reason:
+            mask[start:end] = 1
+            trained += end - start
+    if not trained:
+        return None
+    notes = {**filled.conversation.notes, **shape.notes}
+    return Example(filled.text, ids, mask, tuple(spans), shape.rewritten, notes=notes)
+
+
+def _some(turns: Sequence[Turn], count: int) -> list[Turn]:
+    """At most `count` of the turns: the first and the last, and others evenly between them."""
+    if len(turns) <= count:
+        return list(turns)
+    if count < 2:
+        return list(turns[len(turns) - count :])
+    return [turns[round(k * (len(turns) - 1) / (count - 1))] for k in range(count)]
 
 
 def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) -> Turn:

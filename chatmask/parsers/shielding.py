@@ -132,34 +132,45 @@ def strings_of(messages: Sequence[dict[str, Any]], tools: Any) -> list[str]:
 
 
 class Fragments:
-    """Finds strings with which a template could put a control token together: `'<' ~ key ~ '>'` makes one of the key `tool_call`.
+    """Finds rows in which a control token could be put together: `'<' ~ key ~ '>'` makes one of the key `tool_call`.
+
+    A token that is put together begins in one string and ends in another, of the row or of the template. So one of them must end
+    with what a literal begins with, one must begin with what a literal ends with, and one of the row's must have a part in it.
 
     Args:
         literals: the control tokens' literals.
+        constants: the strings that the template itself writes.
     """
 
-    def __init__(self, literals: Iterable[str]) -> None:
+    def __init__(self, literals: Iterable[str], constants: Iterable[str] = ()) -> None:
         literals = [literal for literal in literals if len(literal) > 1]
         self.inside = {literal[a:b] for literal in literals for a in range(len(literal)) for b in range(a + 1, len(literal) + 1)}
         self.heads = {literal[:k] for literal in literals for k in range(1, len(literal))}
         self.tails = {literal[k:] for literal in literals for k in range(1, len(literal))}
-        self.first = {literal[0] for literal in literals}
-        self.last = {literal[-1] for literal in literals}
+        self.first = tuple({literal[0] for literal in literals})
+        self.last = tuple({literal[-1] for literal in literals})
         self.longest = max(map(len, literals), default=0)
+        constants = list(constants)
+        self.opens = any(map(self._ends_with_head, constants))
+        self.closes = any(map(self._begins_with_tail, constants))
 
-    def in_any(self, strings: Iterable[str]) -> bool:
-        """Could any of the strings be a part of a control token that the template or another string completes?"""
-        return any(map(self._suspect, strings))
-
-    def _suspect(self, text: str) -> bool:
-        if not text:
+    def in_any(self, strings: Sequence[str]) -> bool:
+        """Could a control token be put together with a part of these strings?"""
+        opens = any(map(self._ends_with_head, strings))
+        if not (opens or self.opens):
             return False
-        if len(text) < self.longest and text in self.inside:
-            return True
-        end, start = text[-self.longest :], text[: self.longest]
-        return (not self.first.isdisjoint(end) and any(end[k:] in self.heads for k in range(len(end)))) or (
-            not self.last.isdisjoint(start) and any(start[:k] in self.tails for k in range(1, len(start) + 1))
-        )
+        closes = any(map(self._begins_with_tail, strings))
+        if not (closes or self.closes):
+            return False
+        return opens or closes or any(text.strip() in self.inside for text in strings if len(text) <= self.longest + 8)
+
+    def _ends_with_head(self, text: str) -> bool:
+        end = text.rstrip()[-self.longest :]  # a template may trim
+        return any(char in end for char in self.first) and any(end[k:] in self.heads for k in range(len(end)))
+
+    def _begins_with_tail(self, text: str) -> bool:
+        start = text.lstrip()[: self.longest]
+        return any(char in start for char in self.last) and any(start[:k] in self.tails for k in range(1, len(start) + 1))
 
 
 def _collect(value: Any, into: list[str]) -> None:

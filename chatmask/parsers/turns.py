@@ -58,7 +58,8 @@ class Rendering:
 
     def controls_from(self, position: int) -> Iterator[Control]:
         """The control tokens that begin at or after a position."""
-        return itertools.islice(self.controls, bisect.bisect_left(self.controls, (position, -1, -1)), None)
+        for i in range(bisect.bisect_left(self.controls, (position, -1, -1)), len(self.controls)):
+            yield self.controls[i]
 
     def count_controls(self, start: int, stop: int) -> int:
         """How many control tokens begin in [start, stop)."""
@@ -177,24 +178,30 @@ def find_header(
 def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
     """Where the header ends, if it stands at the boundary `start`: behind it (usual), behind white space and tokens with which the
     template closes the message before (Jamba), before it (Yi: the user's turn writes it), or across it."""
-    text = rendering.text
-    candidates: list[int] = [start + len(header)]
-    lead = start
+    for at in _candidates(rendering, header, start, stop):
+        begin = at - len(header)
+        if begin >= 0 and at <= stop and rendering.text.startswith(header, begin) and rendering.count_controls(begin, at) == controls:
+            return at
+    return None
+
+
+def _candidates(rendering: Rendering, header: str, start: int, stop: int) -> Iterator[int]:
+    """Where a header at the boundary `start` could end, in the order in which they are tried."""
+    text, lead = rendering.text, start
+    yield start + len(header)
     for begin, end, _ in itertools.chain(rendering.controls_from(start), [(stop, stop, 0)]):
         blank = text[lead:begin]
         if begin > stop or (blank.strip() and not text.startswith(header, lead + len(blank) - len(blank.lstrip()))):
             break
-        candidates.append(lead + len(blank) - len(blank.lstrip()) + len(header))
+        yield lead + len(blank) - len(blank.lstrip()) + len(header)
         if blank.strip():
             break
-        candidates.append(begin + len(header))
+        yield begin + len(header)
         lead = end
-    candidates += range(start, start + len(header))
-    for at in candidates:
-        begin = at - len(header)
-        if begin >= 0 and at <= stop and text.startswith(header, begin) and rendering.count_controls(begin, at) == controls:
-            return at
-    return None
+    begin = max(0, start - len(header))
+    while 0 <= (begin := text.find(header, begin, start + len(header) - 1)):
+        yield begin + len(header)
+        begin += 1
 
 
 def _ended(
@@ -248,8 +255,8 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
     rest = rendering.text[end:stop]
     inside = stop in {b for a, b in rendering.ranges.get(turn.message, [])}
     # a gap runs into the next message's header, and an iteration may go on with another message's: a control token then
-    next_control = next((begin for begin, _, _ in rendering.controls_from(end) if begin < stop), stop)
-    behind = rendering.text[end:next_control]
+    next_control = next(rendering.controls_from(end), (stop, stop, 0))[0]
+    behind = rendering.text[end : min(next_control, stop)]
     if trailing is None:
         fits = not inside or not behind.strip()
     else:

@@ -10,6 +10,7 @@ import datetime
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ..errors import TemplateError
+from .codegen import SAFE_DICT_METHODS, SAFE_STRING_METHODS, InlineLookups
 
 
 class _Generation(jinja2.ext.Extension):
@@ -72,21 +74,61 @@ def to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """The `tojson` filter of chat templates (Jinja's own would escape HTML)."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if isinstance(separators, list):
+        separators = tuple(separators)
+    return _encoder(ensure_ascii, indent, separators, sort_keys).encode(value)
+
+
+@lru_cache(maxsize=64)
+def _encoder(ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> str:
     raise jinja2.exceptions.TemplateError(message)
 
 
-def environment(date: str | None = None) -> ImmutableSandboxedEnvironment:
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, with a short way for what cannot be unsafe (`codegen.py`).
+
+    Most of what a chat template does is to look up items of plain dictionaries and to call methods of strings. For these, exact
+    type for exact type, the answer is given at once; it is the one that the sandbox would come to. All else goes through the
+    sandbox's own checks.
+    """
+
+    code_generator_class = InlineLookups
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute` in a template: an attribute, else an item."""
+        kind = type(obj)
+        if attribute in _SAFE_METHODS.get(kind, ()):
+            return getattr(obj, attribute)
+        if kind is _TemplateNamespace and not attribute.startswith("_"):
+            values = object.__getattribute__(obj, "_Namespace__attrs")
+            if attribute in values:
+                return values[attribute]
+        return super().getattr(obj, attribute)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  (as jinja2 declares it)
+        """A call in a template."""
+        if type(__obj) is BuiltinMethodType and __obj.__name__ in _SAFE_METHODS.get(type(__obj.__self__), ()):
+            kwargs.pop("_block_vars", None)  # jinja2's own business, which only a pass_context function is handed
+            kwargs.pop("_loop_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+_SAFE_METHODS: dict[type, frozenset[str]] = {str: SAFE_STRING_METHODS, dict: SAFE_DICT_METHODS}
+
+
+def environment(date: str | None = None) -> Sandbox:
     """A fresh sandbox.
 
     Args:
         date: `YYYY-MM-DD` that `strftime_now` formats. Without it a template that asks for the date raises TemplateError, since
             a build must give the same bytes tomorrow.
     """
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
 
     def strftime_now(template: str) -> str:
         if date is None:

@@ -336,12 +336,12 @@ def _last_id(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         return
     claim = "the last trained id is the end of turn"
     try:
-        ids, starts, ends = parser.encoder.encode(sample.rendering.text, sample.rendering.controls, (turn.start, turn.end))
+        encoded = parser.encoder.encode(sample.rendering.text, sample.rendering.controls, (turn.start, turn.end))
     except TokenizerError as error:
         findings.append(Finding(claim, f"one of {sorted(expected)}", str(error), False))
         return
-    _, spans, _ = mask_tokens(starts, ends, [Emission(turn.message, turn.start, turn.end)])
-    trained = [int(i) for i in ids[spans[0].start : spans[0].end]]
+    _, spans, _ = mask_tokens(encoded.edges, len(encoded.ids), [Emission(turn.message, turn.start, turn.end)])
+    trained = [int(i) for i in encoded.ids[spans[0].start : spans[0].end]]
     findings.append(
         Finding(
             claim, f"one of {sorted(expected)}", f"trained ids end {trained[-3:]}", trained[-1:] != [] and trained[-1] in expected

@@ -27,6 +27,7 @@ from jinja2 import nodes, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
 from ..errors import ChatmaskError, TemplateError
+from .codegen import InlineLookups
 from .environment import environment
 
 _MARK, _END, _JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
@@ -218,6 +219,7 @@ class ChatTemplate:
 
     Attributes:
         tagged: tracing tags the input strings too (see the module); set by `calibrate`.
+        json_written: how often the template has written JSON.
 
     Raises:
         TemplateError: the text is not valid Jinja.
@@ -226,14 +228,16 @@ class ChatTemplate:
     def __init__(self, source: str, variables: dict[str, Any] | None = None, date: str | None = None) -> None:
         self.source = source
         self.variables = dict(variables or {})
-        self.tagged = False
+        self.tagged = self._tagging = False
+        self.json_written = 0
         self.env = environment(date)
         self.env.concat = staticmethod(_join)  # type: ignore[method-assign]
         plain_json, plain_join = self.env.filters["tojson"], self.env.filters["join"]
 
         def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
-            text = str(plain_json(value, *args, **kwargs))
-            owner = _owner_of(value)
+            self.json_written += 1
+            text: str = plain_json(value, *args, **kwargs)
+            owner = _owner_of(value) if self._tagging else None
             return text if owner is None else _tag(text, owner)
 
         @pass_eval_context
@@ -298,15 +302,14 @@ class ChatTemplate:
                 if at is None and tagged and isinstance(value, dict) and "role" in value:
                     at = _owner_of(value)  # a message that the template rebuilt
                 if at is not None:
-                    return MarkedText("", ((0, (scope, at, assigned)),))
-            return "" if assigned else MarkedText("", ((0, (scope, None, False)),))
-
-        def end(scope: int) -> str:
-            return MarkedText("", ((0, (scope, None, False)),))
+                    return _mark(scope, at, assigned)
+            return "" if assigned else _mark(scope, None, False)
 
         given = self._given(messages, tools, False, kwargs)
-        given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
+        given.update({_MARK: mark, _END: _end, _JOIN: lambda *parts: _join(parts)})
+        self._tagging = tagged
         pieces = _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
+        self._tagging = False
         traced = _owned(pieces)
         if tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
             raise TemplateError("the template renders marked strings otherwise than plain ones, so its text cannot be traced")
@@ -394,13 +397,27 @@ def _owner_of(value: Any) -> int | None:
     return next((found for found in map(_owner_of, items) if found is not None), None)
 
 
+class _Reporting(InlineLookups):
+    reports = frozenset({_MARK, _END, _JOIN})
+
+
+@lru_cache(maxsize=1 << 16)
+def _mark(scope: int, message: int | None, assigned: bool) -> MarkedText:
+    return MarkedText("", ((0, (scope, message, assigned)),))
+
+
+def _end(scope: int) -> str:
+    return _mark(scope, None, False)
+
+
 @lru_cache(maxsize=256)
 def _codes(source: str) -> tuple[Any, Any]:
     """A template's compiled code, as it is and traced; the environment it runs in is given later."""
-    env = environment()
-    tree = _Instrument().visit(env.parse(source))
-    tree.set_environment(env)
-    return env.compile(source), env.compile(tree)
+    env, traced = environment(), environment()
+    traced.code_generator_class = _Reporting
+    tree = _Instrument().visit(traced.parse(source))
+    tree.set_environment(traced)
+    return env.compile(source), traced.compile(tree)
 
 
 def _guarded(render: Callable[[], list[str]]) -> list[str]:
