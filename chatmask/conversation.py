@@ -64,7 +64,8 @@ class Conversation:
 
     Attributes:
         messages: keys `role`, `content` (string or None) and, where given, `reasoning_content`, `tool_calls`, `tool_call_id`,
-            `name` and keys that chatmask does not know. Arguments of calls stand as given: a dict or JSON text.
+            `name`, `is_error` (of a tool message, as a boolean) and keys that chatmask does not know. Arguments of calls stand
+            as given: a dict or JSON text.
         tools: `{"type": "function", "function": {...}}` each, or None.
         flags: for each message, whether the data says it may be trained; None where it says nothing.
         notes: counts of what was set aside on the way (`conversations_ignored`, `exit_messages`, `system_from_record`).
@@ -277,7 +278,17 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
     for key, value in item.items():
         if value is not None and key not in _READ_KEYS and not (sharegpt and key in ("from", "value")):
             message[key] = value
+    if role == "tool" and "is_error" in message:
+        message["is_error"] = _is_error(message["is_error"], index)
     return message
+
+
+def _is_error(value: Any, index: int) -> bool:
+    """What a tool result says about its call; text such as "false" is no answer, since it would count as true."""
+    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+        shown = str(value)[:40] if isinstance(value, (int, float)) else _kind(value)
+        raise RejectedRow(RejectReason.BAD_MESSAGE, f"`is_error` is {shown}; it must be true, false, 0 or 1", index)
+    return bool(value)
 
 
 def _role(role: Any, roles: Mapping[str, str], index: int) -> str:

@@ -304,6 +304,17 @@ def test_flags_are_read_and_removed(key: str) -> None:
         assert (found.flags, found.messages[1]) == ((None, bool(value)), {"role": "assistant", "content": "a"})
 
 
+def test_is_error_is_a_boolean_of_a_tool_message() -> None:
+    """`is_error` stays with its tool message as true or false; null says nothing, and of other roles it is an unknown key."""
+    for value, expected in ((True, True), (False, False), (1, True), (0, False), (1.0, True)):
+        result = messages_of({"messages": [USER, {"role": "tool", "content": "x", "is_error": value}, ANSWER]})[1]
+        assert result["is_error"] is expected
+    assert "is_error" not in messages_of({"messages": [USER, {"role": "tool", "content": "x", "is_error": None}, ANSWER]})[1]
+    assert messages_of({"messages": [{**USER, "is_error": "?"}, ANSWER]})[0]["is_error"] == "?"
+    by_name = {"messages": [USER, {"role": "observation", "content": "x", "is_error": 1}, ANSWER]}
+    assert messages_of(by_name)[1]["is_error"] is True
+
+
 # --- rejections -------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +355,10 @@ def test_flags_are_read_and_removed(key: str) -> None:
         (assistant(content="a", loss_mask=[0, 1]), "bad_flag", 1),
         (assistant(content="a", train="yes"), "bad_flag", 1),
         (assistant(content="a", tool_call_ids=["a", "b"]), "bad_message", 1),
+        *(
+            ({"messages": [USER, {"role": "tool", "content": "x", "is_error": value}, ANSWER]}, "bad_message", 1)
+            for value in ("true", "false", "", 2, 0.5, {}, [True])
+        ),
         ({"messages": [USER, ANSWER], "tools": "{bad"}, "bad_tools", None),
         ({"messages": [USER, ANSWER], "tools": {"name": "f"}}, "bad_tools", None),
         ({"messages": [USER, ANSWER], "tools": ["f"]}, "bad_tools", None),
