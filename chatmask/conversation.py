@@ -3,7 +3,7 @@
 Shapes, in the order in which they are looked for (`turns` below is a list of messages):
 
 ===========================================  ===========================================================================
-`{"messages": turns}`                        OpenAI chat; also mini-swe-agent trajectories, whose last `exit` entry goes
+`{"messages": turns}`                        OpenAI chat; also mini-swe-agent trajectories, whose `exit` at the end goes
 `{"conversations": turns}`                   ShareGPT, with `from`/`value` (or `role`/`content`)
 `{"conversations": [{"messages", "tools"}]}` a log of requests: the last is used, the others are counted
 `{"history": turns}`                         SWE-agent `.traj`
@@ -33,6 +33,9 @@ MAX_MESSAGES = 10_000
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
+
+# What mini-swe-agent hangs on a message for itself: costs and raw responses, the time, and what litellm adds.
+_MINI_KEYS = frozenset({"extra", "timestamp", "provider_specific_fields"})
 
 # `function_call` is no role of OpenAI's: it marks a ShareGPT turn whose value is a call, and becomes `assistant`.
 ROLES = {
@@ -166,11 +169,17 @@ def _messages(data: Mapping[str, Any]) -> _Turns:
     items = _list(data, "messages")
     if not str(data.get("trajectory_format", "")).startswith("mini-swe-agent"):
         return _plain(items, data)
-    # mini-swe-agent 2 ends its log with an entry of role `exit`, which no model saw, and hangs raw responses on `extra`.
-    ended = bool(items) and isinstance(items[-1], Mapping) and items[-1].get("role") == "exit"
-    shown = items[:-1] if ended else items
-    kept = [{k: v for k, v in item.items() if k != "extra"} if isinstance(item, Mapping) else item for item in shown]
-    return _plain(kept, data, {"exit_messages": 1} if ended else None)
+    # mini-swe-agent 2 ends its log with an entry of role `exit`, which no model saw. Up to version 1 the log ends with a user
+    # message instead, which is left: it follows all that is trained.
+    shown = len(items)
+    while shown and isinstance(items[shown - 1], Mapping) and items[shown - 1].get("role") == "exit":
+        shown -= 1
+    ended = len(items) - shown
+    kept = [
+        {key: value for key, value in item.items() if key not in _MINI_KEYS} if isinstance(item, Mapping) else item
+        for item in items[:shown]
+    ]
+    return _plain(kept, data, {"exit_messages": ended} if ended else None)
 
 
 def _conversations(data: Mapping[str, Any]) -> _Turns:

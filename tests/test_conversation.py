@@ -219,12 +219,41 @@ def test_swe_agent_history() -> None:
 
 
 def test_mini_swe_agent_exit_entry_is_counted_and_gone() -> None:
-    """The log's closing `exit` entry is no message; elsewhere that role is unknown."""
+    """The log's closing `exit` entries are no messages; elsewhere that role is unknown."""
     end = {"role": "exit", "content": "Submitted", "extra": {}}
-    turns = [USER, {**ANSWER, "extra": {"cost": 0.1}}, end]
-    found = normalise({"messages": turns, "trajectory_format": "mini-swe-agent-1.1", "info": {}})
-    assert (found.messages, found.notes) == ([USER, ANSWER], {"exit_messages": 1})
-    assert rejected({"messages": turns}).reason.value == "unknown_role"
+    turns = [USER, {**ANSWER, "extra": {"cost": 0.1}, "timestamp": 1.5, "provider_specific_fields": {}}]
+    kind = {"trajectory_format": "mini-swe-agent-1.1", "info": {}}
+    for count in (1, 2):
+        found = normalise({"messages": turns + [end] * count, **kind})
+        assert (found.messages, found.notes) == ([USER, ANSWER], {"exit_messages": count})
+    assert normalise({"messages": turns, **kind}).notes == {}
+    assert rejected({"messages": [*turns, end]}).reason.value == "unknown_role"
+    error = rejected({"messages": [*turns, end, USER], **kind})
+    assert (error.reason.value, error.message) == ("unknown_role", 2)
+    assert rejected({"messages": [end], **kind}).reason.value == "empty_messages"
+
+
+@pytest.mark.parametrize("version", ["mini-swe-agent-1", "mini-swe-agent-1.1"])
+def test_a_mini_swe_agent_file_is_one_conversation(tmp_path: Path, version: str) -> None:
+    """A trajectory file, indented over many lines, is one record with the messages that the model saw."""
+    seen: list[Json] = [{"role": "system", "content": "S"}, USER, {**ANSWER, "content": "```bash\nls\n```"}]
+    if version == "mini-swe-agent-1":
+        written = [*seen, {"role": "user", "content": "", "timestamp": 2.0}]
+        expected, notes = [*seen, {"role": "user", "content": ""}], {}
+    else:
+        # a call as litellm dumps it, with its nulls, and its result
+        seen.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
+        seen.append({"role": "tool", "content": "<returncode>1</returncode>", "tool_call_id": "c1"})
+        dumped = {**seen[3], "function_call": None, "provider_specific_fields": None, "extra": {"response": {"id": "r"}}}
+        written = [*seen[:3], dumped, {**seen[4], "extra": {}}, {"role": "exit", "content": "d", "extra": {"submission": "d"}}]
+        expected, notes = seen, {"exit_messages": 1}
+    document = {"info": {"exit_status": "Submitted"}, "messages": written, "trajectory_format": version, "instance_id": "a"}
+    path = tmp_path / "a.traj.json"
+    path.write_text(json.dumps(document, indent=2))
+    (chunk,) = plan([path])[1]
+    (row,) = read(chunk)
+    found = normalise(parse(row))
+    assert (found.messages, found.notes, found.tools) == (expected, notes, None)
 
 
 def test_prompt_and_completion() -> None:
