@@ -11,6 +11,8 @@ Shapes, in the order in which they are looked for (`turns` below is a list of me
 `{"prompt", "completion"}`                   each a string or turns; assistant turns of the prompt are context
 ===========================================  ===========================================================================
 
+`messages`, `conversations` and `history` may be JSON text of such a list, as tables have them.
+
 `messages`, `conversations` and `prompt`/`completion` each claim to be the whole conversation: a record in which two of them
 differ is rejected, one in which they agree, or all but one are empty, is not. `history` and `trajectory` beside one of those
 are the log it was made from, and are not looked at. A `system` text beside the turns becomes the first message.
@@ -33,6 +35,9 @@ MAX_MESSAGES = 10_000
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
+
+# Lists of messages that may be given as JSON text, which is how tables keep the nulls of arguments. A prompt is text by itself.
+_TEXT_KEYS = frozenset({"messages", "conversations", "history"})
 
 # What mini-swe-agent hangs on a message for itself: costs and raw responses, the time, and what litellm adds.
 _MINI_KEYS = frozenset({"extra", "timestamp", "provider_specific_fields"})
@@ -160,6 +165,11 @@ def _over(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, An
 
 def _list(data: Mapping[str, Any], key: str) -> list[Any]:
     value = data[key]
+    if isinstance(value, str) and key in _TEXT_KEYS:
+        try:
+            value = loads(value.encode("utf-8", "surrogatepass"))
+        except RejectedRow as error:
+            raise RejectedRow(RejectReason.NO_MESSAGES, f"the text of `{key}` is no JSON: {error.detail}") from None
     if not isinstance(value, list):
         raise RejectedRow(RejectReason.NO_MESSAGES, f"`{key}` is {_kind(value)}, not a list")
     return value
@@ -205,7 +215,9 @@ def _prompt_completion(data: Mapping[str, Any]) -> _Turns:
 
 
 def _refuse_absent(data: Mapping[str, Any]) -> None:
-    empty = [key for key in ("messages", "conversations", "history", "prompt") if isinstance(data.get(key), list)]
+    # A text that is here was read already, as an empty list.
+    kinds = {key: (list, str) if key in _TEXT_KEYS else list for key in ("messages", "conversations", "history", "prompt")}
+    empty = [key for key, kind in kinds.items() if isinstance(data.get(key), kind)]
     if empty:
         raise RejectedRow(RejectReason.EMPTY_MESSAGES, f"`{empty[0]}` is an empty list")
     keys = ", ".join(sorted(str(key)[:40] for key in data)[:10]) or "none"

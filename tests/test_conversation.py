@@ -263,6 +263,17 @@ def test_prompt_and_completion() -> None:
     assert found.flags == (None, False, None, False, True)
 
 
+@pytest.mark.parametrize("key", ["messages", "conversations", "history"])
+def test_turns_as_json_text(key: str) -> None:
+    """JSON text of a list of messages is that list, with its nulls; text that is none, or of something else, has its reason."""
+    turns = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    assert messages_of({key: json.dumps(turns), "tools": json.dumps([TOOL])}) == turns
+    for text in ("hi", "", "{}", '"[]"', "[NaN]", '[{"role": "user", "role": "user"}]', "[" * 100 + "]" * 100):
+        assert rejected({key: text}).reason.value == "no_messages"
+    assert rejected({key: "[]"}).reason.value == "empty_messages"
+    assert messages_of({"prompt": "[]", "completion": "[]"})[0]["content"] == "[]"
+
+
 def test_two_conversations_in_one_record() -> None:
     """Two that agree are one, and two that differ are rejected; a lone prompt is metadata."""
     turns = [{"from": "human", "value": USER["content"]}, {"from": "gpt", "value": ANSWER["content"]}]
