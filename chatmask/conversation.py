@@ -66,6 +66,10 @@ _READ_KEYS = frozenset(
 )
 
 
+# What the parts of a content say about training: start, end (in characters of the joined content) and whether to train.
+PartFlags = tuple[tuple[int, int, bool], ...]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """What was said, in OpenAI's shape.
@@ -77,12 +81,16 @@ class Conversation:
         tools: `{"type": "function", "function": {...}}` each, or None.
         flags: for each message, whether the data says it may be trained; None where it says nothing.
         notes: counts of what was set aside on the way (`conversations_ignored`, `exit_messages`, `system_from_record`).
+        part_flags: empty if no part of a content has a flag of its own. Else for each message the ranges whose parts have one,
+            in order, not empty and without overlap; neighbours that say the same are one range. A message's own flag never
+            contradicts them; its place in `prompt` or `completion` may, and then the part is nearer to the text.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     flags: tuple[bool | None, ...]
     notes: dict[str, int] = field(default_factory=dict)
+    part_flags: tuple[PartFlags, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,14 +118,15 @@ def normalise(data: Mapping[str, Any], roles: Mapping[str, str] | None = None, m
     found = [turns for turns in _candidates(data) if turns.items]
     if not found:
         _refuse_absent(data)
-    first, *others = (_converse(turns, data, names, max_messages) for turns in found)
+    tellings = [_converse(turns, data, names, max_messages) for turns in found]
+    first, others = tellings[0], tellings[1:]
     if any(other.messages != first.messages or other.tools != first.tools for other in others):
         present = [key for key in ("messages", "conversations", "prompt") if data.get(key)]
         raise RejectedRow(RejectReason.AMBIGUOUS_RECORD, f"{' and '.join(f'`{key}`' for key in present)} differ")
     flags = tuple(
         _agreed(index, column) for index, column in enumerate(zip(first.flags, *(o.flags for o in others), strict=True))
     )
-    return replace(first, flags=flags)
+    return replace(first, flags=flags, part_flags=_agreed_parts(tellings))
 
 
 def _agreed(index: int, flags: tuple[bool | None, ...]) -> bool | None:
@@ -126,6 +135,23 @@ def _agreed(index: int, flags: tuple[bool | None, ...]) -> bool | None:
     if len(said) > 1:
         raise RejectedRow(RejectReason.FLAG_CONFLICT, "stands twice in the record, once to be trained and once not", index)
     return next(iter(said), None)
+
+
+def _agreed_parts(tellings: list[Conversation]) -> tuple[PartFlags, ...]:
+    """What several tellings of one conversation say about its parts; one that says nothing does not contradict."""
+    spoken = [telling.part_flags for telling in tellings if telling.part_flags]
+    if not spoken:
+        return ()
+    agreed: list[PartFlags] = []
+    for index, column in enumerate(zip(*spoken, strict=True)):
+        said = {parts for parts in column if parts}
+        flags = {flag for parts in said for _, _, flag in parts}
+        # Within one telling this was looked at before, and there the flag of a place in the prompt gives way.
+        other = {t.flags[index] for t in tellings if not (t.part_flags and t.part_flags[index])} - {None}
+        if len(said) > 1 or any(flag != one for flag in flags for one in other):
+            raise RejectedRow(RejectReason.FLAG_CONFLICT, "stands twice in the record, and its parts differ in flags", index)
+        agreed.append(next(iter(said), ()))
+    return tuple(agreed)
 
 
 # --- where the messages are -------------------------------------------------------------------------------------------
@@ -232,33 +258,42 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
         raise RejectedRow(RejectReason.TOO_MANY_MESSAGES, f"{len(turns.items):,} messages; the limit is {max_messages:,}")
     messages: list[dict[str, Any]] = []
     flags: list[bool | None] = []
+    part_flags: list[PartFlags] = []
     for index, (item, implied) in enumerate(zip(turns.items, turns.implied, strict=True)):
         if not isinstance(item, Mapping):
             raise RejectedRow(RejectReason.BAD_MESSAGE, f"is {_kind(item)}, not an object", index)
-        message = _message(item, roles, index)
+        message, parts = _message(item, roles, index)
         flag = _flag(item, index)
+        against = next((part for part in parts if flag is not None and part[2] != flag), None)
+        if against is not None:
+            says = "train" if flag else "do not train"
+            detail = f"says {says}, and its part at characters {against[0]} to {against[1]} says the opposite"
+            raise RejectedRow(RejectReason.FLAG_CONFLICT, detail, index)
         # A message's own flag is nearer to it than its place in `prompt` or `completion`, so it counts first.
         flags.append(implied if flag is None and message["role"] == "assistant" else flag)
         messages.append(message)
+        part_flags.append(parts)
     if not any(message["role"] == "assistant" for message in messages):
         raise RejectedRow(RejectReason.NO_ASSISTANT, f"none of the {len(messages)} messages is the assistant's")
     notes = dict(turns.notes)
     system = turns.owner.get("system")
     if system is not None and system != "" and system != []:
-        text = _content(system, "system", None)
+        text, parts = _content(system, "system", None)
         if messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": text})
             flags.insert(0, None)
+            part_flags.insert(0, parts)
             notes["system_from_record"] = 1
         elif messages[0]["content"] != text:
             raise RejectedRow(RejectReason.AMBIGUOUS_RECORD, "`system` and the first message are different system texts", 0)
-    return Conversation(messages, _tools(turns.owner), tuple(flags), notes)
+    said_of_parts = tuple(part_flags) if any(part_flags) else ()
+    return Conversation(messages, _tools(turns.owner), tuple(flags), notes, said_of_parts)
 
 
 # --- one message ------------------------------------------------------------------------------------------------------
 
 
-def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> dict[str, Any]:
+def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> tuple[dict[str, Any], PartFlags]:
     sharegpt = "from" in item and item.get("role") is None
     if item.get("from") is not None and item.get("role") is not None:
         said = [roles.get(str(item[key]), item[key]) for key in ("role", "from")]
@@ -278,7 +313,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
         for what, value in (("tool_calls", calls), ("reasoning", reasoning)):
             if value:
                 raise RejectedRow(RejectReason.BAD_MESSAGE, f"has `{what}`, but its role is {role}", index)
-    content = _content(given, "value" if sharegpt else "content", index)
+    content, parts = _content(given, "value" if sharegpt else "content", index)
     if content is None and not (role == "assistant" and (calls or reasoning)):
         raise RejectedRow(RejectReason.NULL_CONTENT, f"`content` of this {role} message is null or missing", index)
 
@@ -301,7 +336,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
             message[key] = value
     if role == "tool" and "is_error" in message:
         message["is_error"] = _is_error(message["is_error"], index)
-    return message
+    return message, parts
 
 
 def _is_error(value: Any, index: int) -> bool:
@@ -320,23 +355,31 @@ def _role(role: Any, roles: Mapping[str, str], index: int) -> str:
     return roles[role]
 
 
-def _content(value: Any, name: str, index: int | None) -> str | None:
-    """Content as one string (text parts are joined without anything between them), or None where it is null."""
+def _content(value: Any, name: str, index: int | None) -> tuple[str | None, PartFlags]:
+    """Content as one string (text parts are joined without anything between them), or None where it is null; flags of parts."""
     if value is None or isinstance(value, str):
-        return value
+        return value, ()
     if not isinstance(value, list):
         raise RejectedRow(RejectReason.BAD_CONTENT, f"`{name}` is {_kind(value)}, not a string or a list of parts", index)
     texts: list[str] = []
+    flags: list[tuple[int, int, bool]] = []
+    end = 0
     for k, part in enumerate(value):
-        text = part
+        text, flag = part, None
         if isinstance(part, Mapping):
             if part.get("type") != "text":
                 raise RejectedRow(RejectReason.UNSUPPORTED_PART, f"`{name}[{k}]` has type {str(part.get('type'))[:60]!r}", index)
-            text = part.get("text")
+            text, flag = part.get("text"), _flag(part, index, f"{name}[{k}].")
         if not isinstance(text, str):
             raise RejectedRow(RejectReason.BAD_CONTENT, f"the text of `{name}[{k}]` is {_kind(text)}", index)
         texts.append(text)
-    return "".join(texts)
+        begin, end = end, end + len(text)
+        if flag is None or begin == end:
+            continue
+        if flags and flags[-1][1:] == (begin, flag):
+            begin = flags.pop()[0]
+        flags.append((begin, end, flag))
+    return "".join(texts), tuple(flags)
 
 
 def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
@@ -355,8 +398,8 @@ def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
     return next(iter(filled.values()), "" if given else None)
 
 
-def _flag(item: Mapping[str, Any], index: int) -> bool | None:
-    """Whether the message itself says that it may be trained. A demonstration (`is_demo`) says no."""
+def _flag(item: Mapping[str, Any], index: int | None, where: str = "") -> bool | None:
+    """Whether a message or part itself says that it may be trained. A demonstration (`is_demo`) says no."""
     given: dict[str, bool] = {}
     for key in (*FLAG_KEYS, "is_demo"):
         value = item.get(key)
@@ -364,13 +407,13 @@ def _flag(item: Mapping[str, Any], index: int) -> bool | None:
             continue
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             shown = str(value)[:40] if isinstance(value, (int, float)) else _kind(value)
-            raise RejectedRow(RejectReason.BAD_FLAG, f"`{key}` is {shown}", index)
+            raise RejectedRow(RejectReason.BAD_FLAG, f"`{where}{key}` is {shown}", index)
         if key != "is_demo":
             given[key] = bool(value)
         elif value:
             given[key] = False
     if len(set(given.values())) > 1:
-        shown = ", ".join(f"`{key}` says {'train' if value else 'do not train'}" for key, value in given.items())
+        shown = ", ".join(f"`{where}{key}` says {'train' if value else 'do not train'}" for key, value in given.items())
         raise RejectedRow(RejectReason.FLAG_CONFLICT, shown, index)
     return next(iter(given.values()), None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,68 @@ def test_flags_are_read_and_removed(key: str) -> None:
         assert (found.flags, found.messages[1]) == ((None, bool(value)), {"role": "assistant", "content": "a"})
 
 
+def part(text: str, **fields: Any) -> Json:
+    """A text part with these further fields."""
+    return {"type": "text", "text": text, **fields}
+
+
+@pytest.mark.parametrize("key", ["train", "training", "trainable", "loss", "loss_mask", "weight"])
+def test_part_flags_are_ranges_of_the_joined_content(key: str) -> None:
+    """Each flagged part is a range of characters; equal neighbours are one, empty parts none, and a silent part is left open."""
+    parts = [
+        "ab",
+        part(""),
+        part("é\U0001f600", **{key: 1}),
+        part("x", **{key: True}),
+        part("", **{key: 0}),
+        part("yz", **{key: 0}),
+    ]
+    found = normalise(assistant(content=[*parts, part("open"), part("end", **{key: False})]))
+    assert found.messages[1] == {"role": "assistant", "content": "abé\U0001f600xyzopenend"}
+    assert (found.flags, found.part_flags) == ((None, None), ((), ((2, 5, True), (5, 7, False), (11, 14, False))))
+    assert normalise(assistant(content=["ab", part("c"), part("d", **{key: None})])).part_flags == ()
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": [part("c", **{key: 0})]}]
+    assert normalise({"conversations": turns, "system": [part("S", **{key: 0})]}).part_flags == (
+        ((0, 1, False),),
+        (),
+        ((0, 1, False),),
+    )
+
+
+flagged = st.builds(lambda text, flag: part(text, **({} if flag is None else {"train": flag})), texts, st.none() | st.booleans())
+
+
+@given(st.lists(flagged, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_part_flags_say_of_each_character_what_its_part_says(parts: list[Json]) -> None:
+    """Spread over the characters, the ranges give back the parts' flags; they are in order, not empty, and as few as can be."""
+    found = normalise(assistant(content=parts))
+    ranges = found.part_flags[1] if found.part_flags else ()
+    said: list[bool | None] = [None] * len(found.messages[1]["content"])
+    for start, end, flag in ranges:
+        assert start < end and said[start:end] == [None] * (end - start)
+        said[start:end] = [flag] * (end - start)
+    assert said == [one.get("train") for one in parts for _ in one["text"]]
+    assert all(a[1] < b[0] or a[2] != b[2] for a, b in pairwise(ranges)) and list(ranges) == sorted(ranges)
+
+
+def test_a_part_is_nearer_than_its_place_but_never_contradicts_its_message() -> None:
+    """A part may differ from what `prompt` and `completion` say, not from its message's flag, nor from a second telling."""
+    no, yes = (
+        {"role": "assistant", "content": [part("a", train=False)]},
+        {"role": "assistant", "content": [part("a", train=True)]},
+    )
+    found = normalise({"prompt": [USER, yes, USER], "completion": [no]})
+    assert (found.flags, found.part_flags) == ((None, False, None, True), ((), ((0, 1, True),), (), ((0, 1, False),)))
+    plain = {"role": "assistant", "content": "a"}
+    for both in ([no, plain], [plain, no], [no, {**no, "weight": 0}], [no, {**plain, "weight": 0}]):
+        data = {"messages": [USER, both[0]], "conversations": [USER, both[1]]}
+        assert normalise(data).part_flags == ((), ((0, 1, False),))
+    for first, second in ((no, yes), (yes, {**plain, "train": False}), ({**plain, "train": False}, yes)):
+        error = rejected({"messages": [USER, first], "conversations": [USER, second]})
+        assert (error.reason.value, error.message) == ("flag_conflict", 1)
+
+
 def test_is_error_is_a_boolean_of_a_tool_message() -> None:
     """`is_error` stays with its tool message as true or false; null says nothing, and of other roles it is an unknown key."""
     for value, expected in ((True, True), (False, False), (1, True), (0, False), (1.0, True)):
@@ -391,6 +454,12 @@ def test_is_error_is_a_boolean_of_a_tool_message() -> None:
         (assistant(content="a", tool_calls=[{"name": "f", "arguments": [1]}]), "bad_tool_arguments", 1),
         (assistant(content="a", train=True, weight=0), "flag_conflict", 1),
         (assistant(content="a", train=True, is_demo=True), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True}], train=False), "flag_conflict", 1),
+        (assistant(content=["b", {"type": "text", "text": "a", "loss": 0}], weight=1), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True}], is_demo=True), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True, "weight": 0}]), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "weight": 0.5}]), "bad_flag", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": "no"}]), "bad_flag", 1),
         (assistant(content="a", weight=0.5), "bad_flag", 1),
         (assistant(content="a", loss_mask=[0, 1]), "bad_flag", 1),
         (assistant(content="a", train="yes"), "bad_flag", 1),
