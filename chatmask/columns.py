@@ -87,7 +87,7 @@ def blocks(name: str) -> Iterator[tuple[int, int]]:
                 with _stream(file) as batches:
                     _check_schema(name, batches.schema)
                     for batch in batches:
-                        yield batch.num_rows, batch.nbytes
+                        yield batch.num_rows, batch.get_total_buffer_size()
             return
         with _parquet(name) as parquet:
             _check_schema(name, parquet.schema_arrow)

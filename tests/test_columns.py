@@ -30,7 +30,7 @@ TURNS: list[Json] = [USER, {"role": "assistant", "content": None, "tool_calls": 
 KINDS = ["parquet", "dataset"]
 
 
-def save(folder: Path, kind: str, table: pa.Table, rows: int = 100, files: int = 1) -> Path:
+def save(folder: Path, kind: str, table: pa.Table, rows: int = 1000, files: int = 1) -> Path:
     """A table as a Parquet file, or as a dataset directory of several files, in blocks of this many rows."""
     if kind == "parquet":
         pq.write_table(table, folder / "a.parquet", row_group_size=rows)
@@ -106,6 +106,33 @@ def test_nulls_stay_where_none_are_invented() -> None:
     assert written(maps.slice(1, 2)) == [None, {"z": 2}]
     assert written(pa.nulls(2)) == [None, None]
     assert written(pa.array([{}, None], pa.struct([]))) == [{}, None]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.map_(pa.string(), pa.int64()),
+        pa.list_(pa.int64()),
+        pa.list_view(pa.int64()),
+        pa.list_(pa.int64(), 2),
+        pa.struct([("a", pa.list_(pa.int64()))]),
+        pa.dictionary(pa.int8(), pa.int64()),
+    ],
+    ids=str,
+)
+def test_long_blocks_are_cut_at_the_right_values(kind: pa.DataType) -> None:
+    """In a block of many more rows than are decoded at a time, each row keeps its own values."""
+    numbers = [None if i % 5 == 0 else [i, i + 1] for i in range(3 * columns.BATCH_ROWS + 1)]
+    given: list[Any] = list(numbers)
+    expected: list[Any] = list(numbers)
+    if pa.types.is_map(kind):
+        given = [pair and [(str(n), n) for n in pair] for pair in numbers]
+        expected = [pair and {str(n): n for n in pair} for pair in numbers]
+    elif pa.types.is_struct(kind):
+        given = expected = [pair and {"a": pair} for pair in numbers]
+    elif pa.types.is_dictionary(kind):
+        given = expected = [pair and pair[0] % 9 for pair in numbers]
+    assert written(pa.array(given, kind)) == expected
 
 
 def test_json_inside_a_table_stands_as_it_was_written() -> None:
