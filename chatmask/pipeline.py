@@ -29,7 +29,7 @@ from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
 from .parsers.parser import Parser, load_parser
 from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
-from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
+from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
 from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging
@@ -111,7 +111,7 @@ def build(
     """Build a dataset.
 
     Args:
-        inputs: one or several files (JSONL plain, gzip or zstd; `.traj`).
+        inputs: one or several: JSON lines (plain, gzip or zstd), `.traj`, Parquet, directories as `datasets.save_to_disk` writes them.
         spec: packaged name, YAML file or spec object.
         out: directory; without it `./<input name>.<spec>/`.
         tokenizer: hub id, directory or loaded transformers tokenizer; without it the spec's own id.
@@ -176,9 +176,9 @@ def build(
 
 
 def default_directory(first: str | Path, spec: str) -> Path:
-    """`./<input name>.<spec>/`: the input's file name without its endings, in the current directory."""
-    name = Path(first).name
-    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj"):
+    """`./<input name>.<spec>/`: the name of the input (a file without its endings, or a dataset directory), in the current directory."""
+    name = Path(first).resolve().name if Path(first).name in ("", "..") else Path(first).name
+    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj", ".parquet"):
         name = name.removesuffix(ending)
     return Path(f"{name}.{spec.replace('/', '-')}")
 
@@ -480,6 +480,6 @@ def _begin(storage: Storage, directory: Path, identity: Mapping[str, Any]) -> li
 
 
 def _chunk_bytes(paths: Sequence[str | Path]) -> int:
-    """Bytes of input for one shard: a function of the inputs alone."""
-    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    """Bytes of input for one shard: a function of the inputs alone. What cannot be read counts nothing; `plan` refuses it by name."""
+    total = sum(size_of(path) for path in paths)
     return max(MIN_CHUNK, min(MAX_CHUNK, total // MANY_CHUNKS))

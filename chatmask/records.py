@@ -153,6 +153,17 @@ def plan(paths: Sequence[str | Path], chunk_bytes: int = CHUNK_BYTES) -> tuple[l
     return files, chunks
 
 
+def size_of(path: str | Path) -> int:
+    """Bytes on disk of an input, of a dataset directory those of its files together; 0 where there is nothing that `plan` reads.
+
+    Raises:
+        InputError: a dataset directory that does not say of which files it consists.
+    """
+    name = os.fspath(path).replace(os.sep, "/")
+    found = columns.parts(name) if os.path.isdir(name) and columns.is_dataset(name) else [name]
+    return sum(os.stat(part).st_size for part in found if os.path.isfile(part))
+
+
 def _scan(name: str, chunk_bytes: int, document: bool, index: int) -> tuple[InputFile, list[Chunk]]:
     """One pass over one file: hash, newline counts, chunk borders."""
     chunks: list[Chunk] = []

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chatmask
 from chatmask import columns
 from chatmask.conversation import normalise
 from chatmask.errors import InputError, RejectedRow
-from chatmask.records import Record, parse, plan, read
+from chatmask.pipeline import MAX_CHUNK, MIN_CHUNK, _chunk_bytes, build, default_directory
+from chatmask.records import Record, parse, plan, read, size_of
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "Add 2 and 2."}
@@ -356,3 +358,34 @@ def test_few_rows_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path = save(tmp_path, kind, NUMBERS, 500)
         assert len(records(path)) == 500
     assert max(seen) == columns.BATCH_ROWS and sum(seen) == 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_builds_the_rows_that_its_json_lines_build(tmp_path: Path, kind: str) -> None:
+    """A build from a table has the ids and masks of one from the same records as JSON lines, and both count every row."""
+    chats = [[USER, {"role": "assistant", "content": f"It is {n}."}] for n in range(3)]
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    table = save(tmp_path, kind, pa.table({"messages": [json.dumps(chat) for chat in chats]}))
+    built = [build(path, "ling-3.0", tmp_path / name, demo=True) for path, name in ((lines, "d1"), (table, "d2"))]
+    assert [result.summary["kept"] for result in built] == [3, 3]
+    rows = [
+        [(r["input_ids"].tolist(), r["loss_mask"].tolist()) for r in chatmask.load(b.dataset, allow_demo=True)] for b in built
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_the_size_of_a_directory_is_that_of_its_files(tmp_path: Path) -> None:
+    """A dataset directory counts with its files when the length of shards is chosen; what is no input counts nothing."""
+    path = save(tmp_path, "dataset", pa.table({"c": list(range(1000))}))
+    assert size_of(path) == sum(part.stat().st_size for part in path.iterdir()) == plan([path])[0][0].bytes
+    assert (size_of(tmp_path), size_of(tmp_path / "none")) == (0, 0)
+    with open(path / "data-00000-of-00001.arrow", "ab") as file:
+        file.truncate(MIN_CHUNK * 64 + 64)  # sparse
+    assert MIN_CHUNK < _chunk_bytes([path]) < MAX_CHUNK
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.traj", "a.traj.json", "a", "x/a/"])
+def test_the_default_directory_drops_every_known_ending(name: str) -> None:
+    """A dataset is named for its input without the ending of any kind that is read."""
+    assert default_directory(name, "s") == Path("a.s")
