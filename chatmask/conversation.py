@@ -92,6 +92,32 @@ class Conversation:
     notes: dict[str, int] = field(default_factory=dict)
     part_flags: tuple[PartFlags, ...] = ()
 
+    def parts_of(self, index: int) -> PartFlags:
+        """What the parts of a message's content say about training; empty where they say nothing."""
+        return self.part_flags[index] if self.part_flags else ()
+
+    def first(self, count: int) -> Conversation:
+        """The conversation up to its first `count` messages, without notes."""
+        return Conversation(self.messages[:count], self.tools, self.flags[:count], {}, self.part_flags[:count])
+
+    def excluded(self, index: int) -> str:
+        """Why the data keeps a whole assistant message from training: `flag`, `part_flag` (all that it says is content, and all of
+        that has flags against it), or '' where it does not."""
+        parts, message = self.parts_of(index), self.messages[index]
+        if self.flags[index] is False and not any(train for _, _, train in parts):
+            return "flag"
+        content = message.get("content") or ""
+        if not parts or message.get("tool_calls") or (message.get("reasoning_content") or "").strip() or not content.strip():
+            return ""
+        against = {i for start, end, train in parts if not train for i in range(start, end)}
+        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content)) else ""
+
+
+def flags_within(flags: PartFlags, start: int, end: int) -> PartFlags:
+    """The flags of a stretch of content, counted from where it begins."""
+    cut = ((max(a, start) - start, min(b, end) - start, train) for a, b, train in flags)
+    return tuple((a, b, train) for a, b, train in cut if b > a)
+
 
 @dataclass(frozen=True)
 class _Turns:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
 from . import specforge
-from .dropped import check_dropped, check_foreign
+from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
+from .parts import untrained_ranges
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -160,7 +161,9 @@ class Parser:
             )
         emissions = self._emissions(sample, rewritten, untrained or {}, choice)
         shift = int(sample.prepared.added_system)
-        borders = [border for emission in emissions for border in (emission.start, emission.end)]
+        borders = [
+            border for emission in emissions for pair in ((emission.start, emission.end), *emission.parts) for border in pair
+        ]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
         if oracle and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
             raise TokenizerError(
@@ -180,7 +183,7 @@ class Parser:
                 RejectReason.ZERO_SUPERVISION,
                 f"none of {len(emissions)} assistant turns is trained: {', '.join(f'{n} {r}' for r, n in why.items())}",
             )
-        if oracle and choice != Choice():
+        if oracle and (choice != Choice() or any(emission.parts for emission in emissions)):
             # the prefix ends where the turn begins, whatever part of it is trained
             plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
             served_spans = mask_tokens(starts, ends, plain, spec.straddle, spec.specforge is not None)[1]
@@ -380,8 +383,8 @@ class Parser:
             message = turn.message - sample.prepared.added_system  # as the data counts
             if message in untrained:
                 reason = untrained[message]
-            elif sample.prepared.flags[turn.message] is False:
-                reason = "flag"
+            elif turn.message in sample.prepared.excluded:
+                reason = sample.prepared.excluded[turn.message]
             elif turn.reason:
                 reason = turn.reason
             elif treatment == "mask":
@@ -391,7 +394,14 @@ class Parser:
                 start = turn.header + len(self._role_header(sample, turn))
             if not choice.reasoning and reasoning_of(sample.prepared.messages[turn.message]):
                 start = self._behind_reasoning(sample, turn)
-            emissions.append(Emission(turn.message, start, turn.end, reason))
+            parts: tuple[tuple[int, int], ...] = ()
+            found = sample.prepared.parts.get(turn.message)
+            if found is not None and not reason:
+                own = [one for one in sample.turns if one.message == turn.message]
+                strings = partial(strings_of_message, self, sample, turn.message)
+                parts = untrained_ranges(sample.rendering.text, own, found, strings, kind != "emission", message)
+                parts = tuple((max(a, start), min(b, turn.end)) for a, b in parts if a < turn.end and b > start)
+            emissions.append(Emission(turn.message, start, turn.end, reason, parts, found.reason if found and parts else ""))
         return emissions
 
     def _role_header(self, sample: Sample, turn: Turn) -> str:
