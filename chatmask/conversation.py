@@ -36,6 +36,9 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
 
+# Set on an assistant message that was read from a rendered text, where the template would have left its reasoning out.
+REASONING_UNKNOWN = "reasoning_unknown"
+
 # Lists of messages that may be given as JSON text, which is how tables keep the nulls of arguments. A prompt is text by itself.
 _TEXT_KEYS = frozenset({"messages", "conversations", "history"})
 
@@ -62,7 +65,18 @@ ROLES = {
 }
 
 _READ_KEYS = frozenset(
-    {"role", "content", "tool_calls", "function_call", "tool_call_id", "name", *REASONING_KEYS, *FLAG_KEYS, *BOOKKEEPING_KEYS}
+    {
+        "role",
+        "content",
+        "tool_calls",
+        "function_call",
+        "tool_call_id",
+        "name",
+        REASONING_UNKNOWN,
+        *REASONING_KEYS,
+        *FLAG_KEYS,
+        *BOOKKEEPING_KEYS,
+    }
 )
 
 
@@ -102,10 +116,13 @@ class Conversation:
 
     def excluded(self, index: int) -> str:
         """Why the data keeps a whole assistant message from training: `flag`, `part_flag` (all that it says is content, and all of
-        that has flags against it), or '' where it does not."""
+        that has flags against it), `history_rewritten` (read from a rendered text, which does not tell whether it had reasoning),
+        or '' where it does not."""
         parts, message = self.parts_of(index), self.messages[index]
         if self.flags[index] is False and not any(train for _, _, train in parts):
             return "flag"
+        if message.get(REASONING_UNKNOWN):
+            return "history_rewritten"
         content = message.get("content") or ""
         if not parts or message.get("tool_calls") or (message.get("reasoning_content") or "").strip() or not content.strip():
             return ""

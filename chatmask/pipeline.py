@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from . import __version__
 from .canonical import canonical_json, differences, fingerprint
-from .conversation import MAX_MESSAGES, normalise
+from .conversation import MAX_MESSAGES
 from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
 from .example import Example, Row
 from .ledger import Ledger
@@ -240,7 +240,7 @@ def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
 def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
     """One record's way: strict JSON, conversation, samples, rendering, spans, tokens, mask. Raises RejectedRow."""
     data = parse(record, options.max_depth)
-    conversation = normalise(data, parser.spec.roles, options.max_messages)
+    conversation = parser.conversation(data, options.max_messages)
     return make(conversation, options.policy, parser, f"{record.path}:{record.line}", oracle)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .conversation import Conversation, normalise
+from .conversation import Conversation
 from .errors import InputError, OptionError, RejectedRow, RejectReason
 from .example import Example, Span, by_turn
 from .parsers.parser import Choice, Parser, load_parser
@@ -200,7 +200,7 @@ def explain(
         raise InputError(f"{path}: has no line {line}")
     yield f"{path}:{line}, spec {parser.spec.name}, policy {chosen.name} (split {chosen.split})"
     try:
-        conversation = normalise(parse(record), parser.spec.roles)
+        conversation = parser.conversation(parse(record))
         turns = sum(message["role"] == "assistant" for message in conversation.messages)
         yield f"  read        {len(conversation.messages)} messages, {turns} assistant turns, {len(conversation.tools or ())} tools"
         made = make(conversation, chosen, parser, f"{path}:{line}", oracle=True)

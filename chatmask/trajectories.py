@@ -61,7 +61,7 @@ class Sample:
         conversation: what is rendered; all indices below are into its messages, but for `origin`'s values and `pattern`.
         origin: for each message its index in the record's conversation.
         targets: the assistant messages that are trained.
-        untrained: every other assistant message and why: `flag`, `part_flag`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
+        untrained: every other assistant message and why: `flag`, `part_flag`, `history_rewritten`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
             or `context` (trained in another sample, if at all).
         index: which sample of the record this is, within its variant.
         variant: which variant; 0 is not randomly stripped where there are several.
@@ -258,7 +258,7 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         first = reasons[spoiled[0]]
         steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
         return _Choice(frozenset(), reasons)
-    if not targets and any(reason not in ("flag", "part_flag") for reason in reasons.values()):
+    if not targets and any(reason not in ("flag", "part_flag", "history_rewritten") for reason in reasons.values()):
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
         return _Choice(frozenset(), reasons)
     steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))

@@ -132,8 +132,8 @@ def test_a_message_flag_masks_all_and_a_part_of_a_prompt_may_be_trained() -> Non
 
 def test_trimmed_edges_are_cut_from_a_flag() -> None:
     """White space that the template trims away takes nothing of the text beside it along."""
-    (turn,) = pieces("ling-3.0-thinking", answer(part("\n\n", False), part("It is 4."), part("\n", False)))
-    assert "It is 4." in "".join(text for reason, text in turn if reason == "+")
+    (turn,) = pieces("qwen3-instruct", answer(part("\n\n", False), part("It is 4.")))
+    assert turn == [("+", "It is 4.<|im_end|>")]
 
 
 def test_quoted_control_tokens_do_not_move_a_flag() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..conversation import Conversation
+from ..conversation import REASONING_UNKNOWN, Conversation
 from ..errors import RejectedRow, RejectReason
 from ..records import loads
 from ..templates.spec import TemplateSpec, Thinking
@@ -27,7 +27,7 @@ class Prepared:
         tools: tool schemas or None.
         added_system: True when the spec's system text was put in front (message indices are then one higher than in the data).
         notes: counts, such as `reasoning_stripped`.
-        excluded: assistant messages that the data keeps from training as a whole, and why (`flag`, `part_flag`).
+        excluded: assistant messages that the data keeps from training as a whole, and why (`Conversation.excluded`).
         parts: assistant messages whose content has parts with flags of their own.
     """
 
@@ -159,7 +159,7 @@ def joined(message: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any], index: int, spec: TemplateSpec, null_content: str | None) -> dict[str, Any]:
-    result = dict(message)
+    result = {key: value for key, value in message.items() if key != REASONING_UNKNOWN}
     if result.get("content") is None:
         result["content"] = null_content
     reasoning = result.pop("reasoning_content", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..canonical import first_unequal
-from ..conversation import Conversation, normalise
+from ..conversation import MAX_MESSAGES, Conversation, normalise
 from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
@@ -30,6 +30,7 @@ from . import specforge
 from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
 from .parts import untrained_ranges
+from .prerendered import Layout, is_prerendered, learn, read_prerendered
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -126,7 +127,22 @@ class Parser:
             return self.example(record)
         if not isinstance(record, Mapping):
             raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
-        return self.example(normalise(record, roles=self.spec.roles))
+        return self.example(self.conversation(record))
+
+    def conversation(self, data: Mapping[str, Any], max_messages: int = MAX_MESSAGES) -> Conversation:
+        """A record of any shape as a conversation; of a rendered text (`{"text": ...}`) the one that it was rendered from.
+
+        Raises:
+            RejectedRow: as `conversation.normalise`; `text_not_reproduced` for a text that the spec does not render.
+        """
+        if is_prerendered(data):
+            return read_prerendered(data, self, max_messages)
+        return normalise(data, self.spec.roles, max_messages)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the template writes around contents; learned when the first rendered text is read."""
+        return learn(self)
 
     def example(
         self,
