@@ -134,7 +134,11 @@ def build(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Turn raw conversations into a dataset with loss masks."""
+    """Turn raw conversations into a dataset with loss masks.
+
+    INPUT: JSON lines (plain, gzip or zstd), a `.traj` or `.traj.json` trajectory, a Parquet file, or a dataset directory as
+    `datasets.save_to_disk` writes it. Told by content; docs/data.md lists the shapes of records.
+    """
     from .pipeline import build as run
 
     given = {"split": split, "max_length": max_length, "overlength": overlength}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,19 @@ class Span:
     end: int
     trained: bool
     reason: str
+
+
+def by_turn(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
+    """The spans of each assistant turn: one, or where only some of the turn is trained several that lie end to end, trained and
+    not by turns."""
+    turns: list[list[Span]] = []
+    for span in spans:
+        last = turns[-1][-1] if turns else None
+        if last and (last.message, last.end) == (span.message, span.start) and last.trained != span.trained:
+            turns[-1].append(span)
+        else:
+            turns.append([span])
+    return [tuple(turn) for turn in turns]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +76,15 @@ class Example:
         text: the rendered conversation.
         ids: int32 `[tokens]`.
         mask: uint8 `[tokens]`; 1 where the token is a target. Not shifted.
-        spans: one per assistant message, ascending; half-open token ranges with a reason where not trained.
+        spans: one per assistant turn, several where parts of it are not trained (`by_turn`); ascending, half-open token ranges with
+            a reason where not trained.
         rewritten: message index -> `context` or `emission`, for turns that the template renders otherwise than served.
         control_text: control-token literals found in content.
         straddles: tokens that straddle a span border.
         content_dropped: assistant messages of which a declared part was left out.
         notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
         parity: what the oracle found, empty where it was not asked.
-        turns: the assistant turns in character offsets of `text`, in the order of `spans`.
+        turns: the assistant turns in character offsets of `text`, in the order of `by_turn(spans)`.
     """
 
     text: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,21 @@ Mask = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class Emission:
-    """One assistant turn's characters and the policy's word on it; `reason` is empty for a trained turn."""
+    """One assistant turn's characters and the policy's word on it.
+
+    Attributes:
+        message, start, end: which message, and its characters (half open).
+        reason: why the turn is not trained; empty for one that is.
+        parts: characters inside a trained turn that are not trained; ascending, not overlapping.
+        part_reason: why not.
+    """
 
     message: int
     start: int
     end: int
     reason: str = ""
+    parts: tuple[tuple[int, int], ...] = ()
+    part_reason: str = ""
 
 
 def mask_tokens(
@@ -34,13 +44,14 @@ def mask_tokens(
     """Mark the tokens of the trained emissions.
 
     Args:
-        starts, ends: int32 `[tokens]`, character offsets of each token, exact around every emission border.
+        starts, ends: int32 `[tokens]`, character offsets of each token, exact around every border of emissions and of their parts.
         emissions: ascending, not overlapping.
         straddle: `exclude` or `include` a token that begins before an emission and ends in it.
         whole_end: train a token that begins in an emission and ends behind it (SpecForge's prefix lengths count it).
 
     Returns:
-        uint8 mask `[tokens]`, the span table, and how many tokens straddle a border.
+        uint8 mask `[tokens]`, the span table, and how many tokens straddle a border. An emission is one span, or where some of it
+        is not trained several, that lie end to end; a token across the border of a part is not trained.
     """
     mask: Mask = np.zeros(len(starts), dtype=np.uint8)
     spans: list[Span] = []
@@ -56,7 +67,19 @@ def mask_tokens(
             straddles += 1
             last -= not whole_end
         last = max(first, last)
-        spans.append(Span(emission.message, first, last, not emission.reason, emission.reason))
         if not emission.reason:
             mask[first:last] = 1
+        if emission.reason or not emission.parts:
+            spans.append(Span(emission.message, first, last, not emission.reason, emission.reason))
+            continue
+        for start, end in emission.parts:
+            touched = first + np.flatnonzero((ends[first:last] > start) & (starts[first:last] < end))
+            mask[touched] = 0
+            straddles += int(((starts[touched] < start) | (ends[touched] > end)).sum())
+        edges = [first, *(first + 1 + np.flatnonzero(np.diff(mask[first:last]))).tolist(), last]
+        spans += [
+            Span(emission.message, a, b, bool(mask[a]), "" if mask[a] else emission.part_reason)
+            for a, b in pairwise(edges)
+            if b > a
+        ]
     return mask, tuple(spans), straddles

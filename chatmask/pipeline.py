@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from . import __version__
 from .canonical import canonical_json, differences, fingerprint
-from .conversation import MAX_MESSAGES, normalise
+from .conversation import MAX_MESSAGES
 from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
 from .example import Example, Row
 from .ledger import Ledger
@@ -29,7 +29,7 @@ from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
 from .parsers.parser import Parser, load_parser
 from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
-from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
+from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
 from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
 from .storage import Storage, staging
@@ -111,7 +111,7 @@ def build(
     """Build a dataset.
 
     Args:
-        inputs: one or several files (JSONL plain, gzip or zstd; `.traj`).
+        inputs: one or several: JSON lines (plain, gzip or zstd), `.traj`, Parquet, directories as `datasets.save_to_disk` writes them.
         spec: packaged name, YAML file or spec object.
         out: directory; without it `./<input name>.<spec>/`.
         tokenizer: hub id, directory or loaded transformers tokenizer; without it the spec's own id.
@@ -176,9 +176,9 @@ def build(
 
 
 def default_directory(first: str | Path, spec: str) -> Path:
-    """`./<input name>.<spec>/`: the input's file name without its endings, in the current directory."""
-    name = Path(first).name
-    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj"):
+    """`./<input name>.<spec>/`: the name of the input (a file without its endings, or a dataset directory), in the current directory."""
+    name = Path(first).resolve().name if Path(first).name in ("", "..") else Path(first).name
+    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj", ".parquet"):
         name = name.removesuffix(ending)
     return Path(f"{name}.{spec.replace('/', '-')}")
 
@@ -240,7 +240,7 @@ def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
 def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
     """One record's way: strict JSON, conversation, samples, rendering, spans, tokens, mask. Raises RejectedRow."""
     data = parse(record, options.max_depth)
-    conversation = normalise(data, parser.spec.roles, options.max_messages)
+    conversation = parser.conversation(data, options.max_messages)
     return make(conversation, options.policy, parser, f"{record.path}:{record.line}", oracle)
 
 
@@ -480,6 +480,6 @@ def _begin(storage: Storage, directory: Path, identity: Mapping[str, Any]) -> li
 
 
 def _chunk_bytes(paths: Sequence[str | Path]) -> int:
-    """Bytes of input for one shard: a function of the inputs alone."""
-    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    """Bytes of input for one shard: a function of the inputs alone. What cannot be read counts nothing; `plan` refuses it by name."""
+    total = sum(size_of(path) for path in paths)
     return max(MIN_CHUNK, min(MAX_CHUNK, total // MANY_CHUNKS))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .conversation import Conversation, normalise
+from .conversation import Conversation
 from .errors import InputError, OptionError, RejectedRow, RejectReason
-from .example import Example
+from .example import Example, Span, by_turn
 from .parsers.parser import Choice, Parser, load_parser
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
@@ -200,7 +200,7 @@ def explain(
         raise InputError(f"{path}: has no line {line}")
     yield f"{path}:{line}, spec {parser.spec.name}, policy {chosen.name} (split {chosen.split})"
     try:
-        conversation = normalise(parse(record), parser.spec.roles)
+        conversation = parser.conversation(parse(record))
         turns = sum(message["role"] == "assistant" for message in conversation.messages)
         yield f"  read        {len(conversation.messages)} messages, {turns} assistant turns, {len(conversation.tools or ())} tools"
         made = make(conversation, chosen, parser, f"{path}:{line}", oracle=True)
@@ -213,8 +213,11 @@ def explain(
     for reason, count in sorted(made.dropped.items()):
         yield f"  dropped     {count} {reason}"
     for sample, example in made.rows:
-        trained = [str(span.message) for span in example.spans if span.trained]
-        others = Counter(span.reason for span in example.spans if not span.trained)
+        turns = by_turn(example.spans)
+        trained = [
+            f"{turn[0].message}{' (in part)' if len(turn) > 1 else ''}" for turn in turns if any(span.trained for span in turn)
+        ]
+        others = Counter(turn[0].reason for turn in turns if not any(span.trained for span in turn))
         why = f"; not trained: {', '.join(f'{n} {reason}' for reason, n in sorted(others.items()))}" if others else ""
         yield (
             f"  sample {sample.index}{f' variant {sample.variant}' if chosen.variants > 1 else ''}: {len(sample.conversation.messages)} "
@@ -330,12 +333,12 @@ def _without(part: Sample, made: Example, again: set[int]) -> tuple[Sample, Exam
     if not again:
         return part, made
     mask = made.mask.copy()
-    spans = []
-    for span in made.spans:
-        if span.message in again and span.trained:
-            mask[span.start : span.end] = 0
-            span = replace(span, trained=False, reason="context")
-        spans.append(span)
+    spans: list[Span] = []
+    for turn in by_turn(made.spans):
+        if turn[0].message in again and any(span.trained for span in turn):
+            mask[turn[0].start : turn[-1].end] = 0
+            turn = (Span(turn[0].message, turn[0].start, turn[-1].end, False, "context"),)
+        spans += turn
     untrained = {**part.untrained, **dict.fromkeys(again, "context")}
     return replace(part, targets=part.targets - again, untrained=untrained), replace(made, mask=mask, spans=tuple(spans))
 
@@ -356,7 +359,7 @@ def _sharing(parser: Parser) -> Shared:
         place = (id(conversation), end)
         if place not in known:
             held.append(conversation)
-            part = Conversation(conversation.messages[: end + 1], conversation.tools, conversation.flags[: end + 1])
+            part = conversation.first(end + 1)
             sample = parser.sample(part)
             turn = sample.turns[-1]
             text = sample.rendering.text[: turn.end]

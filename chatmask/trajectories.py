@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .conversation import Conversation
+from .conversation import Conversation, PartFlags, flags_within
 from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
 from .parsers.thinking import reasoning_of
 from .policy import Policy
@@ -61,7 +61,7 @@ class Sample:
         conversation: what is rendered; all indices below are into its messages, but for `origin`'s values and `pattern`.
         origin: for each message its index in the record's conversation.
         targets: the assistant messages that are trained.
-        untrained: every other assistant message and why: `flag`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
+        untrained: every other assistant message and why: `flag`, `part_flag`, `history_rewritten`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
             or `context` (trained in another sample, if at all).
         index: which sample of the record this is, within its variant.
         variant: which variant; 0 is not randomly stripped where there are several.
@@ -142,12 +142,15 @@ class _Thought:
     """An assistant message taken apart: reasoning ('' for none), content without its block, and where the block stood.
 
     `block`: `own` or `foreign` tags inside content, else ''. `wins`: the block goes before a field that says something else.
+    `inner`, `close`: where in content the text of the block begins, and where its closing tag stands (start, end).
     """
 
     reasoning: str
     answer: str | None
     block: Literal["", "own", "foreign"] = ""
     wins: bool = False
+    inner: int = 0
+    close: tuple[int, int] = (0, 0)
 
     @property
     def text(self) -> bool:
@@ -184,7 +187,10 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
             f"reasoning_content is {given[:60]!r}, the inline block in content {reasoning[:60]!r}",
             index,
         )
-    return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs)
+    begin = len(content) - len(body)
+    inner = begin + at - len(body[:at].lstrip("\n"))
+    close = (begin + at, begin + at + len(closing))
+    return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs, inner, close)
 
 
 def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, steps: list[Step]) -> Conversation:
@@ -201,7 +207,7 @@ def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, ste
             did = f"cut before message {i}, a task notification behind the answer in message {before}; {len(messages) - i} messages gone"
             steps.append(Step("truncate_at_notification", did, gone))
             notes = {**conversation.notes, "truncated_at_notification": 1}
-            return Conversation(messages[:i], conversation.tools, conversation.flags[:i], notes)
+            return replace(conversation.first(i), notes=notes)
     steps.append(Step("truncate_at_notification", "no notification behind an answer"))
     return conversation
 
@@ -234,8 +240,8 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
             steps.append(Step(name, f"{getattr(policy, name)}: {_listed([i for i, rule in rules.items() if rule == name])}"))
     reasons: dict[int, str] = {}
     for place, i in enumerate(turns):
-        if whole.flags[i] is False:
-            reasons[i] = "flag"
+        if excluded := whole.excluded(i):
+            reasons[i] = excluded
         elif i in rules:
             reasons[i] = rules[i]
         if place < len(turns) - window and (i not in reasons or policy.split == "pre_split"):
@@ -252,7 +258,7 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         first = reasons[spoiled[0]]
         steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
         return _Choice(frozenset(), reasons)
-    if not targets and any(reason != "flag" for reason in reasons.values()):
+    if not targets and any(reason not in ("flag", "part_flag", "history_rewritten") for reason in reasons.values()):
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
         return _Choice(frozenset(), reasons)
     steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))
@@ -295,7 +301,7 @@ def _normalised(
     whole: Conversation, thoughts: Mapping[int, _Thought], tags: Tags | None, policy: Policy, steps: list[Step]
 ) -> tuple[Conversation, dict[int, _Thought]]:
     """Blocks in other tags into the spec's own, conflicts settled, arguments as the policy wants them; all counted."""
-    messages = list(whole.messages)
+    messages, parts = list(whole.messages), list(whole.part_flags)
     done: dict[str, list[int]] = {"think_tags_rewritten": [], "inline_over_field": [], "arguments_as_json": []}
     for i, thought in thoughts.items():
         message = dict(messages[i])
@@ -304,6 +310,8 @@ def _normalised(
             done["inline_over_field"].append(i)
         if thought.block == "foreign" and tags is not None:
             message["content"] = f"{tags.open}\n{thought.reasoning}\n{tags.close}\n\n{thought.answer}"
+            if parts:
+                parts[i] = _in_own_tags(parts[i], messages[i]["content"], thought, tags)
             done["think_tags_rewritten"].append(i)
         if policy.dict_arguments == "ascii_json" and (calls := message.get("tool_calls")):
             message["tool_calls"] = [_with_json_arguments(call) for call in calls]
@@ -316,7 +324,31 @@ def _normalised(
     if not any(done.values()):
         return whole, dict(thoughts)
     notes = {**whole.notes, **{name: len(turns) for name, turns in done.items() if turns}}
-    return replace(whole, messages=messages, notes=notes), dict(thoughts)
+    return replace(whole, messages=messages, notes=notes, part_flags=tuple(parts)), dict(thoughts)
+
+
+def _in_own_tags(flags: PartFlags, content: str, thought: _Thought, tags: Tags) -> PartFlags:
+    """Flags of parts of a content whose block has other tags, for the content with the spec's own."""
+    start, end = thought.close
+    edge = len(tags.open) + 1 + len(thought.reasoning) + 1
+    behind = edge + len(tags.close) + 2
+    closing = flags_within(flags, start, end)
+    # a tag of another length takes the one flag that all of it has; one of which a part is not trained is not trained
+    tag = {train for _, _, train in closing}
+    opening = flags_within(flags, 0, thought.inner)
+    pieces = [
+        *((0, len(tags.open) + 1, False) for _, _, train in opening if not train),
+        *(
+            (a + len(tags.open) + 1, b + len(tags.open) + 1, train)
+            for a, b, train in flags_within(flags, thought.inner, thought.inner + len(thought.reasoning))
+        ),
+        *((edge - 1, edge + len(tags.close), train) for train in (False, True) if train in tag and (not train or tag == {True})),
+        *(
+            (a + behind, b + behind, train)
+            for a, b, train in flags_within(flags, len(content) - len(thought.answer or ""), len(content))
+        ),
+    ]
+    return tuple(dict.fromkeys(pieces))
 
 
 def _with_json_arguments(call: Message) -> Message:
@@ -367,16 +399,30 @@ def _vary(
         gone = frozenset(i for i in thinking if chance(policy.seed, "strip", key, variant, i) < policy.strip_probability)
     if policy.variants > 1 or random:
         steps.append(Step("variant", f"{variant}: reasoning removed at random from {_listed(sorted(gone if random else ()))}"))
-    messages = list(whole.messages)
+    messages, parts = list(whole.messages), list(whole.part_flags)
     for i, thought in thoughts.items():
         if i in gone or (policy.strip_thinking == "all" and thought.block):  # an empty block in content goes too
             messages[i] = _stripped(messages[i], i, thought, tags, policy)
-    return _Draft(replace(whole, messages=messages), thoughts, thinking - gone, gone, not random, tags)
+            _move_flags(parts, i, whole.messages[i], messages[i])
+    return _Draft(replace(whole, messages=messages, part_flags=tuple(parts)), thoughts, thinking - gone, gone, not random, tags)
 
 
 def _stripped(message: Message, index: int, thought: _Thought, tags: Tags | None, policy: Policy) -> Message:
     result = {key: value for key, value in message.items() if key != "reasoning_content"}
     return {**result, "content": _answer(message, index, thought, tags, policy.strip_blanks)}
+
+
+def _move_flags(parts: list[PartFlags], index: int, before: Message, after: Message) -> None:
+    """Bring flags of content parts along where a block that content begins with, and blanks at its edges, are taken away or put back."""
+    content, answer = before["content"] or "", after["content"] or ""
+    if not parts or content == answer:
+        return
+    if answer.strip() == content:
+        lead = len(answer) - len(answer.lstrip())
+        parts[index] = tuple((a + lead, b + lead, train) for a, b, train in parts[index])
+        return
+    end = len(content) if content.endswith(answer) else len(content.rstrip())
+    parts[index] = flags_within(parts[index], end - len(answer), end)
 
 
 def _answer(message: Message, index: int, thought: _Thought, tags: Tags | None, blanks: bool) -> str | None:
@@ -411,10 +457,11 @@ def _split(
         if draft.adds_blocks:
             # a turn in the context was served with the block that it is trained with elsewhere
             blocked = _blocked(draft, policy, choice.targets) - draft.thinking
-            messages = [
-                _with_block(m, i, draft.thoughts[i], draft.tags) if i in blocked else m for i, m in enumerate(asked.messages)
-            ]
-            asked = replace(asked, messages=messages)
+            messages, parts = list(asked.messages), list(asked.part_flags)
+            for i in sorted(blocked):
+                messages[i] = _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+                _move_flags(parts, i, asked.messages[i], messages[i])
+            asked = replace(asked, messages=messages, part_flags=tuple(parts))
             draft = replace(draft, conversation=asked)
         groups = fewest(sorted(choice.targets), lambda i, j: shared(asked, i, j))
         cuts = {max(group) + 1: frozenset(group) for group in groups}
@@ -435,24 +482,27 @@ def _split(
 def _sample(draft: _Draft, end: int, targets: frozenset[int], reasons: Mapping[int, str], policy: Policy) -> Sample:
     """The variant's conversation up to `end`, context without its reasoning and empty blocks added where the policy says so."""
     turns = frozenset(i for i in draft.thoughts if i < end)
-    messages, thinking = draft.conversation.messages[:end], draft.thinking & turns
+    whole = draft.conversation
+    messages, thinking = whole.messages[:end], draft.thinking & turns
+    parts = list(whole.part_flags[:end])
     notes: Counter[str] = Counter(reasoning_stripped=len(draft.gone & turns))
     if policy.strip_thinking == "context":
         for i in turns - targets:
             if i in thinking or draft.thoughts[i].block:  # an empty block in content goes too
                 if i not in draft.bare:
                     draft.bare[i] = _stripped(messages[i], i, draft.thoughts[i], draft.tags, policy)
+                _move_flags(parts, i, messages[i], draft.bare[i])
                 messages[i] = draft.bare[i]
         notes["reasoning_stripped"] += len(thinking - targets)
         thinking &= targets
     if policy.empty_think != "none" and draft.adds_blocks:
         bare = (_blocked(draft, policy, targets) & turns) - thinking
         for i in bare:
-            messages[i] = _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+            before, messages[i] = messages[i], _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+            _move_flags(parts, i, before, messages[i])
         notes["empty_blocks"] = len(bare)
-    whole = draft.conversation
     return Sample(
-        Conversation(messages, whole.tools, whole.flags[:end], whole.notes),
+        Conversation(messages, whole.tools, whole.flags[:end], whole.notes, tuple(parts)),
         tuple(range(end)),
         targets,
         {i: reasons.get(i, "context") for i in sorted(turns - targets)},
@@ -521,6 +571,7 @@ def cut(sample: Sample, start: int, stop: int) -> Sample:
             sample.conversation,
             messages=[messages[i] for i in kept],
             flags=tuple(sample.conversation.flags[i] for i in kept),
+            part_flags=tuple(sample.conversation.parts_of(i) for i in kept) if sample.conversation.part_flags else (),
         ),
         origin=tuple(sample.origin[i] for i in kept),
         targets=frozenset(place[i] for i in sample.targets if i in place),

@@ -475,7 +475,8 @@ def test_inline_blocks_count_as_reasoning_for_the_rules() -> None:
 @pytest.mark.parametrize("said", ["true", "false", 1, 0, {}])
 def test_is_error_must_be_a_boolean(said: Any) -> None:
     """Where the rule is in force, `is_error` that is neither true nor false is refused with its message; else it is not looked at."""
-    whole = record(user(), turn(calls=True), result(said), turn())
+    whole = record(user(), turn(calls=True), result(True), turn())
+    whole.messages[2]["is_error"] = said  # as a caller may build it; read from a record it is a boolean or a reject already
     with pytest.raises(RejectedRow, match="message 2: `is_error`") as caught:
         expand(whole, policy_of(tool_error="mask"), "k")
     assert caught.value.reason == RejectReason.BAD_MESSAGE

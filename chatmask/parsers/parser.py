@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ..canonical import first_unequal
-from ..conversation import Conversation, normalise
+from ..conversation import MAX_MESSAGES, Conversation, normalise
 from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
@@ -27,8 +27,10 @@ from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
 from . import specforge
-from .dropped import check_dropped, check_foreign
+from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
+from .parts import untrained_ranges
+from .prerendered import Layout, is_prerendered, learn, read_prerendered
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -125,7 +127,22 @@ class Parser:
             return self.example(record)
         if not isinstance(record, Mapping):
             raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
-        return self.example(normalise(record, roles=self.spec.roles))
+        return self.example(self.conversation(record))
+
+    def conversation(self, data: Mapping[str, Any], max_messages: int = MAX_MESSAGES) -> Conversation:
+        """A record of any shape as a conversation; of a rendered text (`{"text": ...}`) the one that it was rendered from.
+
+        Raises:
+            RejectedRow: as `conversation.normalise`; `text_not_reproduced` for a text that the spec does not render.
+        """
+        if is_prerendered(data):
+            return read_prerendered(data, self, max_messages)
+        return normalise(data, self.spec.roles, max_messages)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the template writes around contents; learned when the first rendered text is read."""
+        return learn(self)
 
     def example(
         self,
@@ -160,7 +177,9 @@ class Parser:
             )
         emissions = self._emissions(sample, rewritten, untrained or {}, choice)
         shift = int(sample.prepared.added_system)
-        borders = [border for emission in emissions for border in (emission.start, emission.end)]
+        borders = [
+            border for emission in emissions for pair in ((emission.start, emission.end), *emission.parts) for border in pair
+        ]
         ids, starts, ends = self.encoder.encode(rendering.text, rendering.controls, borders)
         if oracle and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
             raise TokenizerError(
@@ -180,7 +199,7 @@ class Parser:
                 RejectReason.ZERO_SUPERVISION,
                 f"none of {len(emissions)} assistant turns is trained: {', '.join(f'{n} {r}' for r, n in why.items())}",
             )
-        if oracle and choice != Choice():
+        if oracle and (choice != Choice() or any(emission.parts for emission in emissions)):
             # the prefix ends where the turn begins, whatever part of it is trained
             plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
             served_spans = mask_tokens(starts, ends, plain, spec.straddle, spec.specforge is not None)[1]
@@ -380,8 +399,8 @@ class Parser:
             message = turn.message - sample.prepared.added_system  # as the data counts
             if message in untrained:
                 reason = untrained[message]
-            elif sample.prepared.flags[turn.message] is False:
-                reason = "flag"
+            elif turn.message in sample.prepared.excluded:
+                reason = sample.prepared.excluded[turn.message]
             elif turn.reason:
                 reason = turn.reason
             elif treatment == "mask":
@@ -391,7 +410,14 @@ class Parser:
                 start = turn.header + len(self._role_header(sample, turn))
             if not choice.reasoning and reasoning_of(sample.prepared.messages[turn.message]):
                 start = self._behind_reasoning(sample, turn)
-            emissions.append(Emission(turn.message, start, turn.end, reason))
+            parts: tuple[tuple[int, int], ...] = ()
+            found = sample.prepared.parts.get(turn.message)
+            if found is not None and not reason:
+                own = [one for one in sample.turns if one.message == turn.message]
+                strings = partial(strings_of_message, self, sample, turn.message)
+                parts = untrained_ranges(sample.rendering.text, own, found, strings, kind != "emission", message)
+                parts = tuple((max(a, start), min(b, turn.end)) for a, b in parts if a < turn.end and b > start)
+            emissions.append(Emission(turn.message, start, turn.end, reason, parts, found.reason if found and parts else ""))
         return emissions
 
     def _role_header(self, sample: Sample, turn: Turn) -> str:
