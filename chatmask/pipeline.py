@@ -32,6 +32,7 @@ from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
 from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
+from .shuffling import deal, part_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
@@ -171,6 +172,8 @@ def build(
             storage.discard(directory, created)
             raise
         shards = [ShardInfo.from_dict(receipt["shard"]) for receipt in receipts]
+        if chosen.shuffle:
+            shards = deal(storage, directory, shards, fingerprint(identity), chosen.seed)
         manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
     return BuildResult(directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted))
 
@@ -191,7 +194,7 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
     ledger = Ledger()
     rejects: list[dict[str, Any]] = []
     shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
-    name = shard_name(chunk.index, count)
+    name = _name(chunk.index, count, options)
     with ShardWriter(storage, staging(directory) / name) as writer:
         for record in read(chunk, options.max_line_bytes):
             ledger.lines += 1
@@ -225,6 +228,11 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
+
+
+def _name(index: int, count: int, options: Options) -> str:
+    """File name of what a chunk gives: a shard, or a part that `shuffle` deals into shards afterwards."""
+    return (part_name if options.policy.shuffle else shard_name)(index, count)
 
 
 def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
@@ -294,7 +302,7 @@ def _build_shards(
     """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
     run = fingerprint(identity)
     count = len(chunks)
-    missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
+    missing = [chunk for chunk in chunks if finished_shard(directory, _name(chunk.index, count, options), run) is None]
     if missing and (options.policy.dedup or options.policy.max_no_thinking_ratio is not None):
         surveyed = _run(parser, storage, directory, chunks, count, run, options, min(workers, len(chunks)), _survey)
         options = replace(options, left_out=left_out(itertools.chain.from_iterable(surveyed), options.policy))
@@ -304,7 +312,7 @@ def _build_shards(
     for chunk in chunks:
         if chunk.index in waiting:
             next(built)
-        receipt = finished_shard(directory, shard_name(chunk.index, count), run)
+        receipt = finished_shard(directory, _name(chunk.index, count, options), run)
         if receipt is None:
             raise DamagedDataset(f"{directory}: shard {chunk.index} vanished while the build ran; run it again")
         if receipt["rejects"] and bad_rows == "fail":

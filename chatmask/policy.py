@@ -116,7 +116,7 @@ class Policy(BaseModel):
 
     # the build
     dedup: bool = Field(False, description="keep the first of samples with equal ids and masks, counted")
-    shuffle: bool = Field(False, description="order the samples by seed")
+    shuffle: bool = Field(False, description="order the rows of the whole build by seed; takes twice the disk while it builds")
     validation: float = Field(0.0, ge=0.0, lt=1.0, description="share of records, never of samples, set apart for validation")
     part: Literal["train", "validation"] = Field("train", description="which share `validation` leaves to this build")
     seed: int = Field(0, description="of stripping, balance, shuffle and validation")

@@ -54,8 +54,6 @@ class Made:
 
 def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
     """Refuse what `build` does not carry out yet; raises OptionError that names it."""
-    if policy.shuffle:
-        raise OptionError(f"policy {policy.name}: shuffle: not carried out by build yet; shuffle in the trainer's sampler")
     if policy.train_on == "all_text":
         raise OptionError(f"policy {policy.name}: train_on: all_text: not carried out by build yet")
     if not policy.supervise_reasoning and spec.thinking.inline == "keep":
@@ -77,7 +75,7 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     Raises:
         RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
     """
-    if policy.validation and in_validation(policy, key) != (policy.part == "validation"):
+    if policy.validation and in_validation(policy, conversation) != (policy.part == "validation"):
         return Made((), Counter({"validation" if policy.part == "train" else "train": 1}))
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)

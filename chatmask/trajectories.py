@@ -542,14 +542,19 @@ def chance(seed: int, *what: str | int) -> float:
     return int(rank(seed, *what)[:13], 16) / 16**13  # 52 bits, which a float holds exactly
 
 
-def in_validation(policy: Policy, key: str) -> bool:
-    """Whether a record, with all of its samples, is set apart for validation."""
-    return chance(policy.seed, "validation", key) < policy.validation
+def in_validation(policy: Policy, conversation: Conversation) -> bool:
+    """Whether a record, with all of its samples, is set apart for validation.
+
+    Told from what the record says, not from where it stands: equal records are never on both sides, and a file keeps its parting
+    under another name.
+    """
+    said = json.dumps([conversation.messages, conversation.tools], sort_keys=True)
+    return chance(policy.seed, "validation", said) < policy.validation
 
 
-def shuffle_rank(policy: Policy, key: str, sample: Sample) -> str:
-    """Where a sample stands in the build's order under `shuffle`."""
-    return rank(policy.seed, "shuffle", key, sample.variant, sample.index)
+def shuffle_rank(seed: int, key: str, variant: int, index: int) -> str:
+    """Where a row stands in the build's order under `shuffle`."""
+    return rank(seed, "shuffle", key, variant, index)
 
 
 def balance_rank(policy: Policy, key: str, sample: Sample) -> str:

@@ -185,10 +185,10 @@ def test_the_policy_is_part_of_what_was_built(tmp_path: Path) -> None:
         chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn"])
 
 
-@pytest.mark.parametrize("option", ["shuffle=true", "train_on=all_text"])
+@pytest.mark.parametrize("option", ["train_on=all_text"])
 def test_what_build_does_not_carry_out_is_refused(tmp_path: Path, option: str) -> None:
     """An option that is not there yet is an error that names it, never ignored."""
-    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[2].removesuffix("true") or "shuffle"):
+    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[2]):
         chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=[option])
 
 
