@@ -37,6 +37,7 @@ from .storage import Storage, staging
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .tokenizers import Tokenizer
+from .trajectories import Sample
 
 MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shards that let workers share a middling input
 SHOWN_REJECTS = 10
@@ -222,7 +223,7 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
             else:
                 ledger.dropped[max(made.dropped, key=lambda reason: made.dropped[reason], default="no_trained_turn")] += 1
             for sample, example in rows:
-                _refuse_undeclared(record, example, options)
+                _refuse_undeclared(record, sample, example, options)
                 ledger.add_example(example, oracle)
                 writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, sample.index, sample.variant))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
@@ -258,13 +259,13 @@ def _ask_oracle(record: Record, options: Options) -> bool:
     return options.parity == "full"
 
 
-def _refuse_undeclared(record: Record, example: Example, options: Options) -> None:
+def _refuse_undeclared(record: Record, sample: Sample, example: Example, options: Options) -> None:
     # a policy that changes what stands before a turn breaks parity by choice
     chosen = options.policy.strip_thinking != "none" or options.policy.strip_probability or options.policy.empty_think != "none"
     for found in example.parity:
         if not found.declared and not chosen:
             raise CheckFailed(
-                f"{record.path}:{record.line}: message {found.message}: the training prefix is not what the server sends "
+                f"{record.path}:{record.line}: message {sample.origin[found.message]}: the training prefix is not what the server sends "
                 f"({found.kind}): {found.detail}; if the template is known to do this, say `prefix_stable: false` in the spec"
             )
 

@@ -82,8 +82,13 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     choice = Choice(policy.mask_from, policy.supervise_reasoning)
 
     def example(sample: Sample) -> Example:
-        made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
-        return replace(made, notes={**made.notes, **sample.notes})
+        try:
+            made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
+        except RejectedRow as error:
+            if error.message is None:
+                raise
+            raise RejectedRow(error.reason, error.detail, sample.origin[error.message]) from None  # as the record counts
+        return replace(made, notes=Counter(made.notes) + sample.notes)
 
     rows: list[tuple[Sample, Example]] = []
     for sample in samples:
@@ -211,7 +216,7 @@ def explain(
     for reason, count in sorted(made.dropped.items()):
         yield f"  dropped     {count} {reason}"
     for sample, example in made.rows:
-        trained = [str(span.message) for span in example.spans if span.trained]
+        trained = [str(sample.origin[span.message]) for span in example.spans if span.trained]
         others = Counter(span.reason for span in example.spans if not span.trained)
         why = f"; not trained: {', '.join(f'{n} {reason}' for reason, n in sorted(others.items()))}" if others else ""
         yield (
@@ -289,7 +294,7 @@ def _windows(
     sample: Sample, starts: list[int], stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
 ) -> Iterator[tuple[Sample, Example]]:
     """Windows that overlap by whole turns; each trained turn is trained in one, behind as much context as fits."""
-    done = 0
+    done, counted = 0, False
     while any(stop > done for stop in stops):
         rest = [stop for stop in stops if stop > done]
         found = None
@@ -306,6 +311,9 @@ def _windows(
         start, stop, (part, made) = found
         kept = kept_by(sample.conversation.messages, start, stop)
         again = {i for i, old in enumerate(kept) if old < done and i in part.targets}
+        if counted:  # counts of the record stand once, with its first window
+            made = replace(made, notes=Counter(made.notes) - (Counter(sample.conversation.notes) + sample.notes))
+        counted = True
         yield _without(part, made, again)
         done = stop
 

@@ -86,12 +86,13 @@ def _order(parts: Sequence[Path], seed: int) -> npt.NDArray[np.uint32]:
     """(part, row) of every row, `[rows, 2]`, by the first 8 bytes of its rank; what is equal in them stays in the input's order."""
     ranks, places = [], []
     for number, path in enumerate(parts):
-        table = read_shard(path)
+        table: Any = read_shard(path)
         for source, sample in zip(table.column("source").to_pylist(), table.column("sample").to_pylist(), strict=True):
             key = f"{source['file']}:{source['line']}"
             ranks.append(np.uint64(int(shuffle_rank(seed, key, sample["variant"], sample["index"])[:16], 16)))
         places.append(np.stack([np.full(table.num_rows, number, np.uint32), np.arange(table.num_rows, dtype=np.uint32)], axis=1))
-    return np.concatenate(places)[np.argsort(np.array(ranks, np.uint64), kind="stable")]
+    order: npt.NDArray[np.uint32] = np.concatenate(places)[np.argsort(np.array(ranks, np.uint64), kind="stable")]
+    return order
 
 
 class _Part:

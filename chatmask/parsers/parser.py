@@ -198,7 +198,7 @@ class Parser:
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
             notes={k: v for k, v in self._notes(sample).items() if k != "content_dropped"},
             parity=parity,
-            turns=tuple(sample.turns),
+            turns=tuple(replace(turn, message=turn.message - shift) for turn in sample.turns),
         )
 
     def _notes(self, sample: Sample) -> dict[str, int]:
