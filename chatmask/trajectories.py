@@ -17,10 +17,11 @@ from typing import Any, Literal
 from .conversation import Conversation
 from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
 from .parsers.thinking import reasoning_of
-from .policy import Policy
+from .policy import DEFAULT, Policy
 from .templates.spec import TemplateSpec
 
 NOTIFICATION = "<task-notification>"
+KNOWN_TAGS = (("<thinking>", "</thinking>"), ("<think>", "</think>"), ("<reasoning>", "</reasoning>"))
 EMPTY_BLOCK = "\n"  # reasoning that is there and says nothing: templates write an empty think block, `reasoning_of` sees none
 
 Message = dict[str, Any]
@@ -35,11 +36,13 @@ class Tags:
     Attributes:
         open, close: the literals.
         prompt_opens: the generation prompt ends with the open tag, so that content may begin inside the block.
+        thinks: the spec has thinking on or auto, so that a block in other well-known tags is reasoning too.
     """
 
     open: str
     close: str
     prompt_opens: bool = False
+    thinks: bool = True
 
 
 THINK = Tags("<think>", "</think>")
@@ -50,7 +53,18 @@ def tags_of(spec: TemplateSpec) -> Tags | None:
     thinking = spec.thinking
     if not thinking.open or not thinking.close or thinking.inline != "split":
         return None
-    return Tags(thinking.open, thinking.close, spec.assistant.header.rstrip().endswith(thinking.open))
+    opens = spec.assistant.header.rstrip().endswith(thinking.open)
+    return Tags(thinking.open, thinking.close, opens, thinking.mode in ("on", "auto"))
+
+
+def in_spec_tags(conversation: Conversation, tags: Tags | None) -> Conversation:
+    """The conversation with reasoning in the spec's own tags, as every build has it that names no tags of its own.
+
+    Raises:
+        RejectedRow: as `expand`.
+    """
+    thoughts = {i: _read(m, i, tags, DEFAULT) for i, m in enumerate(conversation.messages) if m["role"] == "assistant"}
+    return _normalised(conversation, thoughts, tags, DEFAULT, [])[0]
 
 
 @dataclass(frozen=True)
@@ -160,12 +174,19 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
     content, given = message.get("content"), reasoning_of(message)
     if not isinstance(content, str):
         return _Thought(given, content)
-    pairs = [*([(tags.open, tags.close)] if tags else ()), *((pair[0], pair[1]) for pair in policy.think_tags)]
+    if policy.think_tags is not None:
+        others = [(opening, closing) for opening, closing in policy.think_tags]
+    else:
+        others = list(KNOWN_TAGS) if tags is None or tags.thinks else []
+    pairs = [*([(tags.open, tags.close)] if tags else ()), *others]
     body = content.lstrip()
     opening = next((opening for opening, _ in pairs if body.startswith(opening)), None)
     if opening is not None:
         body = body.removeprefix(opening)
-        found = [(at, closing) for _, closing in pairs if (at := body.find(closing)) >= 0]
+        # its own close tag if there is one, so that another one inside is text
+        fitting = {closing for start, closing in pairs if start == opening}
+        closings = [closing for _, closing in pairs if closing in body]
+        found = [(body.find(closing), closing) for closing in closings if closing in fitting or not fitting & set(closings)]
         if not found:
             if tags is None:
                 return _Thought(given, content)
@@ -177,6 +198,12 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
         return _Thought(given, content)
     reasoning, answer = body[:at].strip("\n"), body[at + len(closing) :].lstrip("\n")
     own = tags is not None and (opening, closing) == (tags.open, tags.close)
+    if tags is not None and not own and (tags.open in reasoning or tags.close in reasoning):
+        raise RejectedRow(
+            RejectReason.INLINE_THINKING_UNCLEAR,
+            f"content: the block that {opening!r} opens holds the spec's own think tags",
+            index,
+        )
     differs = bool(given) and given.strip() != reasoning.strip()
     if differs and policy.inline_conflict == "reject" and tags is not None:
         raise RejectedRow(

@@ -26,6 +26,7 @@ from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from ..trajectories import in_spec_tags, tags_of
 from . import specforge
 from .dropped import check_dropped, check_foreign
 from .messages import Prepared, joined, joins, prepare
@@ -121,11 +122,14 @@ class Parser:
         Raises:
             RejectedRow: with `.reason`, when the conversation cannot be trained on as the spec demands.
         """
-        if isinstance(record, Conversation):
-            return self.example(record)
-        if not isinstance(record, Mapping):
+        return self.example(self.conversation(record))
+
+    def conversation(self, record: Mapping[str, Any] | Conversation) -> Conversation:
+        """Read a record as `build` does without a policy: normalised, reasoning in the spec's own tags. Arguments, errors as `parse`."""
+        if not isinstance(record, (Conversation, Mapping)):
             raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
-        return self.example(normalise(record, roles=self.spec.roles))
+        read = record if isinstance(record, Conversation) else normalise(record, roles=self.spec.roles)
+        return in_spec_tags(read, tags_of(self.spec))
 
     def example(
         self,
