@@ -98,6 +98,11 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
             if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
                 dropped["span_count"] += 1
                 continue
+            took = Counter(reason for reason in sample.untrained.values() if reason not in ("flag", "context"))
+            if error.reason is RejectReason.ZERO_SUPERVISION and took:
+                # what the policy took was all that the template had left to train
+                dropped[max(sorted(took), key=lambda reason: took[reason])] += 1
+                continue
             raise
         if policy.max_length is None or len(first.ids) <= policy.max_length:
             rows.append((sample, first))

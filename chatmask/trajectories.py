@@ -251,6 +251,7 @@ class _Choice:
 def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
     """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
+    cut_off = any(step.dropped for step in steps)
     window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
     if policy.split == "pre_split":
         window = 1
@@ -272,14 +273,16 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
     spoiled = [
         i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
     ]
-    if apart:
+    # the data's own flags are no declared option: such a record goes on to the parser's refusal, in every mode
+    passes = not targets and not cut_off and all(reason == "flag" for reason in reasons.values())
+    if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)
     if spoiled:
         first = reasons[spoiled[0]]
         steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
         return _Choice(frozenset(), reasons)
-    if not targets and any(reason != "flag" for reason in reasons.values()):
+    if not targets and not passes:
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
         return _Choice(frozenset(), reasons)
     steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))
@@ -427,7 +430,7 @@ def _split(
     draft: _Draft, choice: _Choice, policy: Policy, variant: int, shared: Shared | None, steps: list[Step]
 ) -> list[Sample]:
     everything = len(draft.conversation.messages)
-    if policy.split in ("trajectory", "pre_split"):
+    if policy.split in ("trajectory", "pre_split") or not choice.targets:
         cuts = {everything: choice.targets}
     elif policy.split == "per_turn":
         cuts = {turn + 1: frozenset({turn}) for turn in sorted(choice.targets)}

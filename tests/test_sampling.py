@@ -398,3 +398,46 @@ def test_every_mode_writes_the_same_bytes_with_any_workers(
         assert len(built.manifest["shards"]) > 2
         made.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert made[0] == made[1] == made[2]
+
+
+# --- records that train nothing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+def test_flags_alone_that_leave_nothing_are_a_reject(split: str) -> None:
+    """A record all of whose turns are flagged off in the data is refused in every split mode, in the words of `Parser.parse`; one
+    without an assistant turn as well."""
+    parser = load_parser("ling-3.0", demo=True)
+    flagged = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "train": False}]
+    for messages, reason in ((flagged, "zero_supervision"), (flagged[:1], "no_assistant_turn")):
+        found = []
+        for refuse in (
+            lambda m=messages: parser.parse({"messages": m}),
+            lambda m=messages: rows(parser, {"messages": m}, split=split),
+        ):
+            with pytest.raises(chatmask.RejectedRow) as caught:
+                refuse()
+            found.append(str(caught.value))
+            assert reason.split("_", maxsplit=1)[0] in caught.value.reason
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+@pytest.mark.parametrize("rule", ["mask", "drop"])
+def test_a_rule_that_leaves_nothing_drops_the_record(split: str, rule: str) -> None:
+    """Where a rule takes the last turn that could be trained, flags or the template having taken the others, the record is `dropped`
+    with the rule's name; where only the template did, it is a reject."""
+    call = {"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    failed = [{"role": "assistant", **call, "reasoning_content": "Try."}, {"role": "tool", "content": "no", "is_error": True}]
+    question, parser = {"role": "user", "content": "q"}, load_parser("qwen3-thinking", demo=True)
+    flagged = {"role": "assistant", "content": "a", "train": False}
+    thought = {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    for before in ([], [flagged, question], *([[thought, question]] if split == "trajectory" else [])):
+        made = make(normalise({"messages": [question, *before, *failed]}), policy(split=split, tool_error=rule), parser, "k")
+        assert not made.rows
+        assert max(made.dropped, key=lambda reason: made.dropped[reason]) in ("tool_error", "context", "flag")
+        assert made.dropped["tool_error"] >= 1
+    if split == "trajectory":
+        last = {"role": "assistant", "content": "b", "train": False}
+        with pytest.raises(chatmask.RejectedRow, match="history_rewritten"):
+            rows(parser, {"messages": [question, thought, question, last]}, tool_error=rule)

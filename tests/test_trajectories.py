@@ -182,10 +182,10 @@ def test_samples_are_prefixes_of_the_record(whole: Conversation, policy: Policy)
                 assert mine == theirs
             else:
                 assert [c["id"] for c in mine.get("tool_calls", [])] == [c["id"] for c in theirs.get("tool_calls", [])]
-        if policy.split in ("per_turn", "exact"):
+        if policy.split in ("per_turn", "exact") and sample.targets:
             assert messages[-1]["role"] == "assistant"
             assert len(messages) - 1 in sample.targets
-        if policy.split == "per_turn":
+        if policy.split == "per_turn" and sample.targets:
             assert len(sample.targets) == 1
 
 
@@ -495,8 +495,9 @@ def test_flags_go_before_rules_and_alone_leave_the_verdict_to_the_parser() -> No
     (sample,) = samples_of(whole, tool_error="drop")
     assert (sample.targets, sample.untrained) == ({3}, {1: "flag"})
     none = record(user(), turn(train=False))
-    assert samples_of(none)[0].untrained == {1: "flag"}
-    assert expand(none, policy_of(split="per_turn"), "k")[:2] == ([], Counter(flag=1))
+    for split in ("trajectory", "per_turn", "pre_split"):
+        ((sample,), dropped, _) = expand(none, policy_of(split=split), "k")
+        assert (sample.targets, sample.untrained, dropped) == (frozenset(), {1: "flag"}, Counter())
 
 
 def test_a_record_whose_every_turn_falls_under_a_rule_is_dropped() -> None:
