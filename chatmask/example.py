@@ -18,7 +18,8 @@ class Span:
     """What one message occupies in a row, and whether it is trained.
 
     Attributes:
-        message: index of the message in the sample.
+        message: index of the message in the sample, from 0; a system message that the spec adds is not counted. A sample that begins
+            within its record (`overlength`) counts from its own first message.
         start: first token of the span (a whole token: one that straddles the border stays outside).
         end: one past the last token, so `input_ids[start:end]` are the span's tokens.
         trained: True where `loss_mask` is 1 over the whole span, False where it is 0 over the whole span.
@@ -84,7 +85,7 @@ class Example:
         content_dropped: assistant messages of which a declared part was left out.
         notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
         parity: what the oracle found, empty where it was not asked.
-        turns: the assistant turns in character offsets of `text`, in the order of `by_turn(spans)`.
+        turns: the assistant turns in character offsets of `text`, in the order of `by_turn(spans)` and with the same `message`.
     """
 
     text: str

@@ -32,10 +32,12 @@ from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
 from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
+from .shuffling import deal, part_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .tokenizers import Tokenizer
+from .trajectories import Sample
 
 MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shards that let workers share a middling input
 SHOWN_REJECTS = 10
@@ -171,6 +173,8 @@ def build(
             storage.discard(directory, created)
             raise
         shards = [ShardInfo.from_dict(receipt["shard"]) for receipt in receipts]
+        if chosen.shuffle:
+            shards = deal(storage, directory, shards, fingerprint(identity), chosen.seed)
         manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
     return BuildResult(directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted))
 
@@ -191,7 +195,7 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
     ledger = Ledger()
     rejects: list[dict[str, Any]] = []
     shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
-    name = shard_name(chunk.index, count)
+    name = _name(chunk.index, count, options)
     with ShardWriter(storage, staging(directory) / name) as writer:
         for record in read(chunk, options.max_line_bytes):
             ledger.lines += 1
@@ -219,12 +223,17 @@ def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk,
             else:
                 ledger.dropped[max(made.dropped, key=lambda reason: made.dropped[reason], default="no_trained_turn")] += 1
             for sample, example in rows:
-                _refuse_undeclared(record, example, options)
+                _refuse_undeclared(record, sample, example, options)
                 ledger.add_example(example, oracle)
                 writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, sample.index, sample.variant))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
+
+
+def _name(index: int, count: int, options: Options) -> str:
+    """File name of what a chunk gives: a shard, or a part that `shuffle` deals into shards afterwards."""
+    return (part_name if options.policy.shuffle else shard_name)(index, count)
 
 
 def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
@@ -240,7 +249,7 @@ def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
 def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
     """One record's way: strict JSON, conversation, samples, rendering, spans, tokens, mask. Raises RejectedRow."""
     data = parse(record, options.max_depth)
-    conversation = parser.conversation(data, options.max_messages)
+    conversation = parser.read(data, options.max_messages)
     return make(conversation, options.policy, parser, f"{record.path}:{record.line}", oracle)
 
 
@@ -250,13 +259,13 @@ def _ask_oracle(record: Record, options: Options) -> bool:
     return options.parity == "full"
 
 
-def _refuse_undeclared(record: Record, example: Example, options: Options) -> None:
+def _refuse_undeclared(record: Record, sample: Sample, example: Example, options: Options) -> None:
     # a policy that changes what stands before a turn breaks parity by choice
     chosen = options.policy.strip_thinking != "none" or options.policy.strip_probability or options.policy.empty_think != "none"
     for found in example.parity:
         if not found.declared and not chosen:
             raise CheckFailed(
-                f"{record.path}:{record.line}: message {found.message}: the training prefix is not what the server sends "
+                f"{record.path}:{record.line}: message {sample.origin[found.message]}: the training prefix is not what the server sends "
                 f"({found.kind}): {found.detail}; if the template is known to do this, say `prefix_stable: false` in the spec"
             )
 
@@ -294,7 +303,7 @@ def _build_shards(
     """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
     run = fingerprint(identity)
     count = len(chunks)
-    missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
+    missing = [chunk for chunk in chunks if finished_shard(directory, _name(chunk.index, count, options), run) is None]
     if missing and (options.policy.dedup or options.policy.max_no_thinking_ratio is not None):
         surveyed = _run(parser, storage, directory, chunks, count, run, options, min(workers, len(chunks)), _survey)
         options = replace(options, left_out=left_out(itertools.chain.from_iterable(surveyed), options.policy))
@@ -304,7 +313,7 @@ def _build_shards(
     for chunk in chunks:
         if chunk.index in waiting:
             next(built)
-        receipt = finished_shard(directory, shard_name(chunk.index, count), run)
+        receipt = finished_shard(directory, _name(chunk.index, count, options), run)
         if receipt is None:
             raise DamagedDataset(f"{directory}: shard {chunk.index} vanished while the build ran; run it again")
         if receipt["rejects"] and bad_rows == "fail":

@@ -65,10 +65,11 @@ class Policy(BaseModel):
     last_n: int | None = Field(None, ge=1, description="how many turns `train_on: last_n` means")
 
     # reasoning
-    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
-        [["<thinking>", "</thinking>"], ["<think>", "</think>"], ["<reasoning>", "</reasoning>"]],
+    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = Field(
+        None,
         description="[open, close] pairs that are read as reasoning where content begins with one, besides the spec's own; mixed pairs "
-        "too. They are rewritten to the spec's tags",
+        "too. They are rewritten to the spec's tags. null: <thinking>, <think> and <reasoning> under a spec with thinking on or auto, and "
+        "none under one with thinking off, where such content is text",
     )
     inline_conflict: Literal["reject", "inline"] = Field(
         "reject", description="a reasoning field and an inline block that differ; inline: the block wins, counted"
@@ -116,15 +117,15 @@ class Policy(BaseModel):
 
     # the build
     dedup: bool = Field(False, description="keep the first of samples with equal ids and masks, counted")
-    shuffle: bool = Field(False, description="order the samples by seed")
+    shuffle: bool = Field(False, description="order the rows of the whole build by seed; takes twice the disk while it builds")
     validation: float = Field(0.0, ge=0.0, lt=1.0, description="share of records, never of samples, set apart for validation")
     part: Literal["train", "validation"] = Field("train", description="which share `validation` leaves to this build")
     seed: int = Field(0, description="of stripping, balance, shuffle and validation")
 
     @field_validator("think_tags")
     @classmethod
-    def _proper_tags(cls, value: list[list[str]]) -> list[list[str]]:
-        for opening, closing in value:
+    def _proper_tags(cls, value: list[list[str]] | None) -> list[list[str]] | None:
+        for opening, closing in value or ():
             if not opening.strip() or not closing.strip() or opening == closing:
                 raise ValueError(f"a pair is two different tags, found [{opening!r}, {closing!r}]")
         return value

@@ -54,8 +54,6 @@ class Made:
 
 def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
     """Refuse what `build` does not carry out yet; raises OptionError that names it."""
-    if policy.shuffle:
-        raise OptionError(f"policy {policy.name}: shuffle: not carried out by build yet; shuffle in the trainer's sampler")
     if policy.train_on == "all_text":
         raise OptionError(f"policy {policy.name}: train_on: all_text: not carried out by build yet")
     if not policy.supervise_reasoning and spec.thinking.inline == "keep":
@@ -77,15 +75,20 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     Raises:
         RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
     """
-    if policy.validation and in_validation(policy, key) != (policy.part == "validation"):
+    if policy.validation and in_validation(policy, conversation) != (policy.part == "validation"):
         return Made((), Counter({"validation" if policy.part == "train" else "train": 1}))
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
     choice = Choice(policy.mask_from, policy.supervise_reasoning)
 
     def example(sample: Sample) -> Example:
-        made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
-        return replace(made, notes={**made.notes, **sample.notes})
+        try:
+            made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
+        except RejectedRow as error:
+            if error.message is None:
+                raise
+            raise RejectedRow(error.reason, error.detail, sample.origin[error.message]) from None  # as the record counts
+        return replace(made, notes=Counter(made.notes) + sample.notes)
 
     rows: list[tuple[Sample, Example]] = []
     for sample in samples:
@@ -94,6 +97,11 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
         except RejectedRow as error:
             if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
                 dropped["span_count"] += 1
+                continue
+            took = Counter(reason for reason in sample.untrained.values() if reason not in ("flag", "context"))
+            if error.reason is RejectReason.ZERO_SUPERVISION and took:
+                # what the policy took was all that the template had left to train
+                dropped[max(sorted(took), key=lambda reason: took[reason])] += 1
                 continue
             raise
         if policy.max_length is None or len(first.ids) <= policy.max_length:
@@ -200,7 +208,7 @@ def explain(
         raise InputError(f"{path}: has no line {line}")
     yield f"{path}:{line}, spec {parser.spec.name}, policy {chosen.name} (split {chosen.split})"
     try:
-        conversation = parser.conversation(parse(record))
+        conversation = parser.read(parse(record))
         turns = sum(message["role"] == "assistant" for message in conversation.messages)
         yield f"  read        {len(conversation.messages)} messages, {turns} assistant turns, {len(conversation.tools or ())} tools"
         made = make(conversation, chosen, parser, f"{path}:{line}", oracle=True)
@@ -215,7 +223,9 @@ def explain(
     for sample, example in made.rows:
         turns = by_turn(example.spans)
         trained = [
-            f"{turn[0].message}{' (in part)' if len(turn) > 1 else ''}" for turn in turns if any(span.trained for span in turn)
+            f"{sample.origin[turn[0].message]}{' (in part)' if len(turn) > 1 else ''}"
+            for turn in turns
+            if any(span.trained for span in turn)
         ]
         others = Counter(turn[0].reason for turn in turns if not any(span.trained for span in turn))
         why = f"; not trained: {', '.join(f'{n} {reason}' for reason, n in sorted(others.items()))}" if others else ""
@@ -294,7 +304,7 @@ def _windows(
     sample: Sample, starts: list[int], stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
 ) -> Iterator[tuple[Sample, Example]]:
     """Windows that overlap by whole turns; each trained turn is trained in one, behind as much context as fits."""
-    done = 0
+    done, counted = 0, False
     while any(stop > done for stop in stops):
         rest = [stop for stop in stops if stop > done]
         found = None
@@ -311,6 +321,9 @@ def _windows(
         start, stop, (part, made) = found
         kept = kept_by(sample.conversation.messages, start, stop)
         again = {i for i, old in enumerate(kept) if old < done and i in part.targets}
+        if counted:  # counts of the record stand once, with its first window
+            made = replace(made, notes=Counter(made.notes) - (Counter(sample.conversation.notes) + sample.notes))
+        counted = True
         yield _without(part, made, again)
         done = stop
 

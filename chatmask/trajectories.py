@@ -17,10 +17,11 @@ from typing import Any, Literal
 from .conversation import Conversation, PartFlags, flags_within
 from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
 from .parsers.thinking import reasoning_of
-from .policy import Policy
+from .policy import DEFAULT, Policy
 from .templates.spec import TemplateSpec
 
 NOTIFICATION = "<task-notification>"
+KNOWN_TAGS = (("<thinking>", "</thinking>"), ("<think>", "</think>"), ("<reasoning>", "</reasoning>"))
 EMPTY_BLOCK = "\n"  # reasoning that is there and says nothing: templates write an empty think block, `reasoning_of` sees none
 
 Message = dict[str, Any]
@@ -35,11 +36,13 @@ class Tags:
     Attributes:
         open, close: the literals.
         prompt_opens: the generation prompt ends with the open tag, so that content may begin inside the block.
+        thinks: the spec has thinking on or auto, so that a block in other well-known tags is reasoning too.
     """
 
     open: str
     close: str
     prompt_opens: bool = False
+    thinks: bool = True
 
 
 THINK = Tags("<think>", "</think>")
@@ -50,7 +53,18 @@ def tags_of(spec: TemplateSpec) -> Tags | None:
     thinking = spec.thinking
     if not thinking.open or not thinking.close or thinking.inline != "split":
         return None
-    return Tags(thinking.open, thinking.close, spec.assistant.header.rstrip().endswith(thinking.open))
+    opens = spec.assistant.header.rstrip().endswith(thinking.open)
+    return Tags(thinking.open, thinking.close, opens, thinking.mode in ("on", "auto"))
+
+
+def in_spec_tags(conversation: Conversation, tags: Tags | None) -> Conversation:
+    """The conversation with reasoning in the spec's own tags, as every build has it that names no tags of its own.
+
+    Raises:
+        RejectedRow: as `expand`.
+    """
+    thoughts = {i: _read(m, i, tags, DEFAULT) for i, m in enumerate(conversation.messages) if m["role"] == "assistant"}
+    return _normalised(conversation, thoughts, tags, DEFAULT, [])[0]
 
 
 @dataclass(frozen=True)
@@ -163,12 +177,19 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
     content, given = message.get("content"), reasoning_of(message)
     if not isinstance(content, str):
         return _Thought(given, content)
-    pairs = [*([(tags.open, tags.close)] if tags else ()), *((pair[0], pair[1]) for pair in policy.think_tags)]
+    if policy.think_tags is not None:
+        others = [(opening, closing) for opening, closing in policy.think_tags]
+    else:
+        others = list(KNOWN_TAGS) if tags is None or tags.thinks else []
+    pairs = [*([(tags.open, tags.close)] if tags else ()), *others]
     body = content.lstrip()
     opening = next((opening for opening, _ in pairs if body.startswith(opening)), None)
     if opening is not None:
         body = body.removeprefix(opening)
-        found = [(at, closing) for _, closing in pairs if (at := body.find(closing)) >= 0]
+        # its own close tag if there is one, so that another one inside is text
+        fitting = {closing for start, closing in pairs if start == opening}
+        closings = [closing for _, closing in pairs if closing in body]
+        found = [(body.find(closing), closing) for closing in closings if closing in fitting or not fitting & set(closings)]
         if not found:
             if tags is None:
                 return _Thought(given, content)
@@ -180,6 +201,12 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
         return _Thought(given, content)
     reasoning, answer = body[:at].strip("\n"), body[at + len(closing) :].lstrip("\n")
     own = tags is not None and (opening, closing) == (tags.open, tags.close)
+    if tags is not None and not own and (tags.open in reasoning or tags.close in reasoning):
+        raise RejectedRow(
+            RejectReason.INLINE_THINKING_UNCLEAR,
+            f"content: the block that {opening!r} opens holds the spec's own think tags",
+            index,
+        )
     differs = bool(given) and given.strip() != reasoning.strip()
     if differs and policy.inline_conflict == "reject" and tags is not None:
         raise RejectedRow(
@@ -230,6 +257,7 @@ class _Choice:
 def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
     """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
+    cut_off = any(step.dropped for step in steps)
     window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
     if policy.split == "pre_split":
         window = 1
@@ -251,14 +279,18 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
     spoiled = [
         i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
     ]
-    if apart:
+    # what the data itself says is no declared option: such a record goes on to the parser's refusal, in every mode
+    passes = (
+        not targets and not cut_off and all(reason in ("flag", "part_flag", "history_rewritten") for reason in reasons.values())
+    )
+    if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)
     if spoiled:
         first = reasons[spoiled[0]]
         steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
         return _Choice(frozenset(), reasons)
-    if not targets and any(reason not in ("flag", "part_flag", "history_rewritten") for reason in reasons.values()):
+    if not targets and not passes:
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
         return _Choice(frozenset(), reasons)
     steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))
@@ -446,7 +478,7 @@ def _split(
     draft: _Draft, choice: _Choice, policy: Policy, variant: int, shared: Shared | None, steps: list[Step]
 ) -> list[Sample]:
     everything = len(draft.conversation.messages)
-    if policy.split in ("trajectory", "pre_split"):
+    if policy.split in ("trajectory", "pre_split") or not choice.targets:
         cuts = {everything: choice.targets}
     elif policy.split == "per_turn":
         cuts = {turn + 1: frozenset({turn}) for turn in sorted(choice.targets)}
@@ -593,14 +625,19 @@ def chance(seed: int, *what: str | int) -> float:
     return int(rank(seed, *what)[:13], 16) / 16**13  # 52 bits, which a float holds exactly
 
 
-def in_validation(policy: Policy, key: str) -> bool:
-    """Whether a record, with all of its samples, is set apart for validation."""
-    return chance(policy.seed, "validation", key) < policy.validation
+def in_validation(policy: Policy, conversation: Conversation) -> bool:
+    """Whether a record, with all of its samples, is set apart for validation.
+
+    Told from what the record says, not from where it stands: equal records are never on both sides, and a file keeps its parting
+    under another name.
+    """
+    said = json.dumps([conversation.messages, conversation.tools], sort_keys=True)
+    return chance(policy.seed, "validation", said) < policy.validation
 
 
-def shuffle_rank(policy: Policy, key: str, sample: Sample) -> str:
-    """Where a sample stands in the build's order under `shuffle`."""
-    return rank(policy.seed, "shuffle", key, sample.variant, sample.index)
+def shuffle_rank(seed: int, key: str, variant: int, index: int) -> str:
+    """Where a row stands in the build's order under `shuffle`."""
+    return rank(seed, "shuffle", key, variant, index)
 
 
 def balance_rank(policy: Policy, key: str, sample: Sample) -> str:

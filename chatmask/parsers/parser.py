@@ -26,11 +26,12 @@ from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from ..trajectories import in_spec_tags, tags_of
 from . import specforge
 from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
 from .parts import untrained_ranges
-from .prerendered import Layout, is_prerendered, learn, read_prerendered
+from .prerendered import Learned, is_prerendered, learn, read_prerendered
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
@@ -123,14 +124,18 @@ class Parser:
         Raises:
             RejectedRow: with `.reason`, when the conversation cannot be trained on as the spec demands.
         """
-        if isinstance(record, Conversation):
-            return self.example(record)
-        if not isinstance(record, Mapping):
-            raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
         return self.example(self.conversation(record))
 
-    def conversation(self, data: Mapping[str, Any], max_messages: int = MAX_MESSAGES) -> Conversation:
-        """A record of any shape as a conversation; of a rendered text (`{"text": ...}`) the one that it was rendered from.
+    def conversation(self, record: Mapping[str, Any] | Conversation) -> Conversation:
+        """Read a record as `build` does without a policy: normalised, reasoning in the spec's own tags. Arguments, errors as `parse`."""
+        if not isinstance(record, (Conversation, Mapping)):
+            raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
+        read = record if isinstance(record, Conversation) else self.read(record)
+        return in_spec_tags(read, tags_of(self.spec))
+
+    def read(self, data: Mapping[str, Any], max_messages: int = MAX_MESSAGES) -> Conversation:
+        """A record of any shape as a conversation, before any policy; of a rendered text (`{"text": ...}`) the one that it was
+        rendered from.
 
         Raises:
             RejectedRow: as `conversation.normalise`; `text_not_reproduced` for a text that the spec does not render.
@@ -140,8 +145,8 @@ class Parser:
         return normalise(data, self.spec.roles, max_messages)
 
     @cached_property
-    def layout(self) -> Layout:
-        """What the template writes around contents; learned when the first rendered text is read."""
+    def learned(self) -> Learned:
+        """What the template writes around contents; found out when the first rendered text is read."""
         return learn(self)
 
     def example(
@@ -217,7 +222,7 @@ class Parser:
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
             notes={k: v for k, v in self._notes(sample).items() if k != "content_dropped"},
             parity=parity,
-            turns=tuple(sample.turns),
+            turns=tuple(replace(turn, message=turn.message - shift) for turn in sample.turns),
         )
 
     def _notes(self, sample: Sample) -> dict[str, int]:

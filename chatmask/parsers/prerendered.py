@@ -42,7 +42,7 @@ def is_prerendered(data: Mapping[str, Any]) -> bool:
 
 
 @dataclass
-class Layout:
+class Learned:
     """What a template writes around contents.
 
     Attributes:
@@ -77,7 +77,7 @@ def read_prerendered(data: Mapping[str, Any], parser: Parser, max_messages: int 
             the conversation that was found.
     """
     text: str = data["text"]
-    layout = parser.layout
+    layout = parser.learned
     messages, tools = _messages(text, layout)
     given = data.get("tools") or tools
     conversation = normalise({"messages": messages, **({"tools": given} if given else {})}, parser.spec.roles, max_messages)
@@ -136,7 +136,7 @@ def _refuse_control_text(conversation: Conversation, parser: Parser) -> None:
 # --- cutting ------------------------------------------------------------------------------------------------------------
 
 
-def _messages(text: str, layout: Layout) -> tuple[list[dict[str, Any]], list[Any]]:
+def _messages(text: str, layout: Learned) -> tuple[list[dict[str, Any]], list[Any]]:
     """The messages of a text, and the tools that its system text lists."""
     patterns = {role: layout.after(role) for role in (_START, "system", "user", "assistant", "tool")}
     messages: list[dict[str, Any]] = []
@@ -164,7 +164,7 @@ def _messages(text: str, layout: Layout) -> tuple[list[dict[str, Any]], list[Any
     return messages, tools
 
 
-def _assistant(body: str, closings: set[str], layout: Layout) -> dict[str, Any]:
+def _assistant(body: str, closings: set[str], layout: Learned) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
     places = [(at, -len(closing), closing) for closing in closings if (at := body.find(closing)) >= 0]
     if places:
@@ -219,9 +219,9 @@ def _listed_tools(content: str, around: tuple[str, str, str]) -> tuple[str, list
 # --- learning -----------------------------------------------------------------------------------------------------------
 
 
-def learn(parser: Parser) -> Layout:
+def learn(parser: Parser) -> Learned:
     """Learn the layout of a parser's template from probe conversations; those that it refuses teach nothing."""
-    layout = Layout()
+    layout = Learned()
     for shape in _SHAPES:
         for thinks in ("", "all", "last"):
             _learn_from(parser, layout, [c for c in shape if c != "-"], thinks)
@@ -248,7 +248,7 @@ def _rendered(parser: Parser, messages: list[dict[str, Any]], tools: list[Any] |
         return None
 
 
-def _learn_from(parser: Parser, layout: Layout, shape: Sequence[str], thinks: str) -> None:
+def _learn_from(parser: Parser, layout: Learned, shape: Sequence[str], thinks: str) -> None:
     messages: list[dict[str, Any]] = []
     last = max(i for i, kind in enumerate(shape) if _ROLES[kind] == "assistant")
     for i, kind in enumerate(shape):
@@ -287,7 +287,7 @@ def _learn_from(parser: Parser, layout: Layout, shape: Sequence[str], thinks: st
             layout.between.setdefault((before, role), {}).setdefault(gap, set()).update(closes)
 
 
-def _learn_tools(parser: Parser, layout: Layout) -> None:
+def _learn_tools(parser: Parser, layout: Learned) -> None:
     messages = [{"role": role, "content": _slot(i)} for i, role in enumerate(("system", "user", "assistant"))]
     tools = [_tool(1), _tool(2)]
     text, plain = _rendered(parser, messages, tools), _rendered(parser, messages, None)
