@@ -44,7 +44,7 @@ _LEAF = "__chatmask_leaf"
 _POSITIONS = {"index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem"}
 _LARGEST = 3  # leaves that are forced together, where they are searched exhaustively
 _MOST = 24  # candidates that are combined so
-_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d+(?:\.\d+)?|\w+|//|\*\*|[<>=!]=|[^\s\w]", re.DOTALL)
+_TOKEN = re.compile(r"\w+|//|\*\*|[<>=!]=|[^\s\w]")  # a string is several: a line may begin inside one
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
 
 
@@ -420,9 +420,9 @@ class _Search:
                 shown = json.dumps(value)
                 return Outcome("switch", f"the template has a variable for it; set kwargs.{name}={shown} and leave the option out")
         candidates = self._candidates()
-        tried = ", ".join(f"`{self._shown(k)}` (line {self.leaves[k].lineno})" for k in dict(candidates)) or "none"
         forced = self._search(candidates, wanted)
         if forced is None:
+            tried = ", ".join(f"`{self._shown(k)}` (line {self.leaves[k].lineno})" for k in dict(candidates)) or "none"
             return Outcome(
                 "refused",
                 "the template drops the reasoning of earlier turns, and no set of its conditions on position, made constant, keeps it "
@@ -508,19 +508,17 @@ class _Search:
     def _places(self, source: str, number: int) -> Iterator[tuple[int, int]]:
         """Where a leaf's expression may stand in the text: from its line on, whatever parses to the same tree."""
         leaf = self.leaves[number]
-        starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", source))]
-        begin = starts[leaf.lineno - 1]
-        end = starts[leaf.lineno] if leaf.lineno < len(starts) else len(source)
-        tokens = [match.span() for match in _TOKEN.finditer(source, begin, min(len(source), end + 2000))]
-        for i, (a, _) in enumerate(tokens):
-            if a >= end:
-                return
-            for _, b in reversed(tokens[i : i + 60]):
-                if source[b - 2 : b] in ("%}", "}}") or source[b - 1] in "%{":
-                    continue
-                if _expression(source[a:b]) == leaf:
-                    yield a, b
+        starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", source)), len(source)]
+        # the parser's count of lines may be off by a few where blocks strip white space
+        for line in sorted(range(max(1, leaf.lineno - 3), min(len(starts), leaf.lineno + 4)), key=lambda n: abs(n - leaf.lineno)):
+            begin, end = starts[line - 1], starts[line]
+            tokens = [match.span() for match in _TOKEN.finditer(source, begin, min(len(source), end + 1000))]
+            for i, (a, _) in enumerate(tokens):
+                if a >= end:
                     break
+                closes = min((at for at in (source.find("%}", a), source.find("}}", a)) if at >= 0), default=len(source))
+                ends = [b for _, b in tokens[i:] if b <= closes]
+                yield from ((a, b) for b in reversed(ends) if _expression(source[a:b]) == leaf)
 
     def _rewritten(self, forced: Forced) -> tuple[str | None, tuple[Gate, ...]]:
         """The text with constants in place of the leaves, each step proven on the tree; None where that fails."""
@@ -532,7 +530,7 @@ class _Search:
             for a, b in self._places(source, number):
                 text = source[:a] + ("true" if value else "false") + source[b:]
                 if _parsed(text) == wanted:
-                    gates.append(Gate(self.leaves[number].lineno, source[a:b], value))
+                    gates.append(Gate(len(re.findall(r"\r\n|\r|\n", source[:a])) + 1, source[a:b], value))
                     source = text
                     break
             else:
@@ -551,8 +549,6 @@ def _parsed(source: str) -> nodes.Template | None:
 @lru_cache(maxsize=4096)
 def _expression(text: str) -> nodes.Node | None:
     """The tree of an expression, or None where the text is none."""
-    if "{%" in text or "%}" in text or "}}" in text:
-        return None
     tree = _parsed("{{ (" + text + ") }}")
     output = tree.body[0] if tree is not None and len(tree.body) == 1 else None
     return output.nodes[0] if isinstance(output, nodes.Output) and len(output.nodes) == 1 else None
