@@ -21,8 +21,8 @@ from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
-from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.preserve import Gate, preserved
+from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced

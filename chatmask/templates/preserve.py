@@ -24,7 +24,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import jinja2
@@ -170,7 +170,7 @@ class _Leaves(NodeTransformer):
         if isinstance(node, nodes.Not):
             node.node = self._condition(node.node)
             return node
-        inside = self.generic_visit(node) if isinstance(node, nodes.Compare) else self.visit(node)
+        inside: Any = self.generic_visit(node) if isinstance(node, nodes.Compare) else self.visit(node)
         self.count += 1
         return self.replace(self.count - 1, inside)
 
@@ -217,7 +217,8 @@ def _with_constants(source: str, forced: Forced) -> nodes.Template:
 def _assigned(source: str) -> frozenset[str]:
     """Names that the template sets itself, and parameters of its macros."""
     tree = environment().parse(source)
-    names = {node.name for node in tree.find_all((nodes.Name, nodes.NSRef)) if getattr(node, "ctx", "store") in ("store", "param")}
+    every: Iterator[Any] = tree.find_all((nodes.Name, nodes.NSRef))
+    names = {node.name for node in every if getattr(node, "ctx", "store") in ("store", "param")}
     loops = {name.name for loop in tree.find_all(nodes.For) for name in _names(loop.target)}
     sets = {name.name for node in tree.find_all(nodes.Assign) for name in _names(node.target)}
     return frozenset(names - (loops - sets))
@@ -346,6 +347,9 @@ class _Search:
         except TemplateError:
             return None
 
+    def _with(self, more: dict[str, Any], probe: _Probe) -> str | None:
+        return self._stock(probe.messages, probe.tools, probe.prompt, **more)
+
     def _forced(
         self, messages: Sequence[dict[str, Any]], tools: Any, prompt: bool, forced: Forced, seen: list[list[Any]] | None = None
     ) -> str | None:
@@ -412,13 +416,12 @@ class _Search:
             if not self.probes:
                 return Outcome("unread", "the template renders none of the probe's conversations as they are")
             return Outcome("unread", "the template writes no reasoning, not even that of the last turn")
-        stock = self._score(lambda probe: self._stock(probe.messages, probe.tools, probe.prompt))
-        if stock == wanted:
+        if self._score(partial(self._with, {})) == wanted:
             return Outcome("kept", "the template keeps the reasoning of all turns by itself; leave the option out")
         for name, value in self._switches():
-            if self._score(lambda probe, more={name: value}: self._stock(probe.messages, probe.tools, probe.prompt, **more)) == wanted:
-                shown = json.dumps(value)
-                return Outcome("switch", f"the template has a variable for it; set kwargs.{name}={shown} and leave the option out")
+            if self._score(partial(self._with, {name: value})) == wanted:
+                advice = f"set kwargs.{name}={json.dumps(value)} and leave the option out"
+                return Outcome("switch", f"the template has a variable for it; {advice}")
         candidates = self._candidates()
         forced = self._search(candidates, wanted)
         if forced is None:
@@ -442,7 +445,9 @@ class _Search:
                 return None
 
         if self._score(render) != wanted:
-            raise AssertionError("the rewritten text renders otherwise than the tree it was made of; this is a defect of chatmask")
+            raise AssertionError(
+                "the rewritten text renders otherwise than the tree it was made of; this is a defect of chatmask"
+            )
         return Outcome("preserved", "; ".join(map(str, gates)), source, gates)
 
     def _switches(self) -> Iterator[tuple[str, bool]]:
@@ -467,7 +472,9 @@ class _Search:
                 for number, (values, later) in enumerate(zip(cut, whole, strict=True)):
                     if values != later[: len(values)] and all(isinstance(value, bool) for value in values + later):
                         found.update({(number, value): None for value in dict.fromkeys(reversed(values))})
-        ranked = [(rank, -number, value) for number, value in found if (rank := _rank(self.leaves[number], self.assigned)) is not None]
+        ranked = [
+            (rank, -number, value) for number, value in found if (rank := _rank(self.leaves[number], self.assigned)) is not None
+        ]
         order = {key: place for place, key in enumerate(found)}
         ranked.sort(key=lambda entry: (entry[0], entry[1], order[-entry[1], entry[2]]))
         return [(-number, value) for _, number, value in ranked]
