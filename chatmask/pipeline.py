@@ -428,7 +428,7 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
             "vocab_size": tokenizer.whole.get_vocab_size(),
             "special_tokens": dict(tokenizer.special_tokens),
         },
-        "template": {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()},
+        "template": _template_identity(parser),
         "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
         "options": {
             **{k: v for k, v in asdict(options).items() if k != "left_out"},
@@ -436,6 +436,15 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
         },
         "inputs": [asdict(file) for file in files],
     }
+
+
+def _template_identity(parser: Parser) -> dict[str, Any]:
+    """The template that was rendered; where `preserve_thinking` rewrote it, also the one that it was made of, and how."""
+    entry: dict[str, Any] = {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()}
+    if parser.gates:
+        entry["stock_sha256"] = hashlib.sha256(parser.stock_text.encode()).hexdigest()
+        entry["rewritten"] = [str(gate) for gate in parser.gates]
+    return entry
 
 
 def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from ..encoding import Ids, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
+from ..templates.preserve import Gate, preserved
 from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
@@ -75,9 +76,11 @@ class Parser:
     def __init__(self, spec: TemplateSpec, tokenizer: Tokenizer, check: bool = True) -> None:
         self.spec = spec
         self.loaded = tokenizer
-        self.template_text = _template_text(spec, tokenizer)
-        self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
         self.variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
+        self.stock_text = _template_text(spec, tokenizer)
+        self.gates: tuple[Gate, ...] = ()
+        self.template_text = self._preserved() if spec.preserve_thinking else self.stock_text
+        self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
         named = [text for variant in self.variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
         named += [variant.assistant.history_end for variant in self.variants if variant.assistant.history_end]
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
@@ -95,6 +98,29 @@ class Parser:
         if check:
             for variant in self.variants:
                 compile_probe(self, variant).raise_if_failed()
+
+    def _preserved(self) -> str:
+        """The template without its history gate; keeps what was changed. Raises SpecError where there is nothing to preserve."""
+        spec = self.variants[0]
+        if spec.thinking.mode != "on":
+            raise SpecError(
+                f"the spec {self.spec.name}: preserve_thinking: thinking is {spec.thinking.mode}, so there is no reasoning to preserve; "
+                "take the spec of this model with thinking on"
+            )
+        special = dict(self.loaded.special_tokens)
+        try:
+            found = preserved(self.stock_text, special, spec.kwargs, spec.date, spec.thinking.join, spec.tool_arguments)
+        except SpecError as error:
+            raise SpecError(f"the spec {self.spec.name} on the template of {self.loaded.name}: {error}") from None
+        self.gates = found.gates
+        return str(found.source)
+
+    @cached_property
+    def stock(self) -> ChatTemplate:
+        """The template before `preserve_thinking`, traced the same way."""
+        template = ChatTemplate(self.stock_text, dict(self.loaded.special_tokens), self.spec.date)
+        template.tagged = self.template.tagged
+        return template
 
     def _put_together(self) -> dict[str, int]:
         """Added tokens that the template writes in pieces (`'<|' + role + '|>'`): they stand in no constant, but in its renderings."""
@@ -211,6 +237,9 @@ class Parser:
         else:
             served_spans = spans
         parity = self._parity(sample, breaks, ids, served_spans) if oracle else ()
+        notes = self._notes(sample)
+        if oracle and spec.preserve_thinking:
+            notes["preserved_turns"] = self._preserved_turns(sample)
         return Example(
             text=rendering.text,
             ids=ids,
@@ -220,7 +249,7 @@ class Parser:
             control_text=rendering.quoted,
             straddles=straddles,
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
-            notes={k: v for k, v in self._notes(sample).items() if k != "content_dropped"},
+            notes={k: v for k, v in notes.items() if k != "content_dropped"},
             parity=parity,
             turns=tuple(replace(turn, message=turn.message - shift) for turn in sample.turns),
         )
@@ -240,6 +269,12 @@ class Parser:
             if m["role"] == "assistant"
         )
         return {**sample.prepared.notes, **{name: n for name, n in counts.items() if n}}
+
+    def _preserved_turns(self, sample: Sample) -> int:
+        """How many turns the stock template would have written otherwise (asked on the rows that the oracle sees)."""
+        spec = sample.prepared.spec
+        both = [template.trace(sample.shown, sample.tools, **spec.kwargs) for template in (self.template, self.stock)]
+        return sum(_pieces(both[0], turn.message) != _pieces(both[1], turn.message) for turn in sample.turns)
 
     # --- rendering --------------------------------------------------------------------------------------------------------
 
@@ -497,6 +532,12 @@ def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any
         return turn
     blanks = content[len(content.rstrip()) :]
     return replace(turn, end=turn.end + len(blanks)) if rendering.text.startswith(blanks, turn.end) else turn
+
+
+def _pieces(traced: Traced, message: int) -> list[str]:
+    """What a template wrote while it worked on a message, or, where structure does not show that, between its neighbours' texts."""
+    ranges = traced.ranges().get(message) or [(gap.before, gap.after) for gap in traced.gaps().get(message, [])]
+    return [traced.text[start:end] for start, end in ranges]
 
 
 def _encodable(text: str) -> bool:
