@@ -134,7 +134,11 @@ def build(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Turn raw conversations into a dataset with loss masks."""
+    """Turn raw conversations into a dataset with loss masks.
+
+    INPUT: JSON lines (plain, gzip or zstd), a `.traj` or `.traj.json` trajectory, a Parquet file, or a dataset directory as
+    `datasets.save_to_disk` writes it. Told by content; docs/data.md lists the shapes of records.
+    """
     from .pipeline import build as run
 
     given = {"split": split, "max_length": max_length, "overlength": overlength}
@@ -323,6 +327,7 @@ def specs_list(as_json: bool) -> None:
     """
     from .snapshots import rewritten_kinds
     from .templates.registry import list_specs, load_spec
+    from .templates.spec import PRESERVES
 
     rows: list[dict[str, Any]] = []
     for name in list_specs():
@@ -333,6 +338,7 @@ def specs_list(as_json: bool) -> None:
                 "family": spec.family,
                 "thinking": spec.thinking.mode,
                 "prefix_stable": spec.prefix_stable,
+                "preserve_thinking": spec.preserve_thinking,
                 "rewritten": rewritten_kinds(spec),
                 "verified": spec.verified,
                 "own_vocabulary": None if spec.reference is None else spec.reference.own,
@@ -347,7 +353,7 @@ def specs_list(as_json: bool) -> None:
             r["thinking"],
             "stable" if r["prefix_stable"] else "breaks",
             "+".join(r["rewritten"]) or "-",
-            "; ".join(r["verified"]) or "nothing",
+            "; ".join([*([PRESERVES] if r["preserve_thinking"] else []), *(r["verified"] or ["nothing"])]),
         )
         for r in rows
     ]
@@ -368,7 +374,24 @@ def specs_show(name: str, overrides: tuple[str, ...]) -> None:
 
     from .templates.registry import load_spec
 
-    click.echo(yaml.safe_dump(load_spec(name, overrides).model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+    spec = load_spec(name, overrides)
+    if spec.warning:
+        click.echo(f"# {spec.warning}")
+    click.echo(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@specs.command("template")
+@click.argument("name", metavar="NAME|FILE")
+@_tokenizer_options
+@_set_option
+def specs_template(name: str, tokenizer: str | None, demo: bool, overrides: tuple[str, ...]) -> None:
+    """The chat template that a spec renders with, as text: under preserve_thinking the rewritten one, to hand to a server."""
+    from .parsers.parser import load_parser
+
+    parser = load_parser(name, tokenizer=tokenizer, demo=demo, overrides=overrides)
+    click.echo(parser.template_text, nl=False)
+    for gate in parser.gates:
+        click.echo(f"{parser.spec.name}: {gate}", err=True)
 
 
 @specs.command("schema")

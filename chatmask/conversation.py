@@ -3,13 +3,15 @@
 Shapes, in the order in which they are looked for (`turns` below is a list of messages):
 
 ===========================================  ===========================================================================
-`{"messages": turns}`                        OpenAI chat; also mini-swe-agent trajectories, whose last `exit` entry goes
+`{"messages": turns}`                        OpenAI chat; also mini-swe-agent trajectories, whose `exit` at the end goes
 `{"conversations": turns}`                   ShareGPT, with `from`/`value` (or `role`/`content`)
 `{"conversations": [{"messages", "tools"}]}` a log of requests: the last is used, the others are counted
 `{"history": turns}`                         SWE-agent `.traj`
 `{"trajectory": {...} or turns}`             one of the above, one level down
 `{"prompt", "completion"}`                   each a string or turns; assistant turns of the prompt are context
 ===========================================  ===========================================================================
+
+`messages`, `conversations` and `history` may be JSON text of such a list, as tables have them.
 
 `messages`, `conversations` and `prompt`/`completion` each claim to be the whole conversation: a record in which two of them
 differ is rejected, one in which they agree, or all but one are empty, is not. `history` and `trajectory` beside one of those
@@ -34,6 +36,15 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
 
+# Set on an assistant message that was read from a rendered text, where the template would have left its reasoning out.
+REASONING_UNKNOWN = "reasoning_unknown"
+
+# Lists of messages that may be given as JSON text, which is how tables keep the nulls of arguments. A prompt is text by itself.
+_TEXT_KEYS = frozenset({"messages", "conversations", "history"})
+
+# What mini-swe-agent hangs on a message for itself: costs and raw responses, the time, and what litellm adds.
+_MINI_KEYS = frozenset({"extra", "timestamp", "provider_specific_fields"})
+
 # `function_call` is no role of OpenAI's: it marks a ShareGPT turn whose value is a call, and becomes `assistant`.
 ROLES = {
     "system": "system",
@@ -54,8 +65,23 @@ ROLES = {
 }
 
 _READ_KEYS = frozenset(
-    {"role", "content", "tool_calls", "function_call", "tool_call_id", "name", *REASONING_KEYS, *FLAG_KEYS, *BOOKKEEPING_KEYS}
+    {
+        "role",
+        "content",
+        "tool_calls",
+        "function_call",
+        "tool_call_id",
+        "name",
+        REASONING_UNKNOWN,
+        *REASONING_KEYS,
+        *FLAG_KEYS,
+        *BOOKKEEPING_KEYS,
+    }
 )
+
+
+# What the parts of a content say about training: start, end (in characters of the joined content) and whether to train.
+PartFlags = tuple[tuple[int, int, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -64,16 +90,50 @@ class Conversation:
 
     Attributes:
         messages: keys `role`, `content` (string or None) and, where given, `reasoning_content`, `tool_calls`, `tool_call_id`,
-            `name` and keys that chatmask does not know. Arguments of calls stand as given: a dict or JSON text.
+            `name`, `is_error` (of a tool message, as a boolean) and keys that chatmask does not know. Arguments of calls stand
+            as given: a dict or JSON text.
         tools: `{"type": "function", "function": {...}}` each, or None.
         flags: for each message, whether the data says it may be trained; None where it says nothing.
         notes: counts of what was set aside on the way (`conversations_ignored`, `exit_messages`, `system_from_record`).
+        part_flags: empty if no part of a content has a flag of its own. Else for each message the ranges whose parts have one,
+            in order, not empty and without overlap; neighbours that say the same are one range. A message's own flag never
+            contradicts them; its place in `prompt` or `completion` may, and then the part is nearer to the text.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     flags: tuple[bool | None, ...]
     notes: dict[str, int] = field(default_factory=dict)
+    part_flags: tuple[PartFlags, ...] = ()
+
+    def parts_of(self, index: int) -> PartFlags:
+        """What the parts of a message's content say about training; empty where they say nothing."""
+        return self.part_flags[index] if self.part_flags else ()
+
+    def first(self, count: int) -> Conversation:
+        """The conversation up to its first `count` messages, without notes."""
+        return Conversation(self.messages[:count], self.tools, self.flags[:count], {}, self.part_flags[:count])
+
+    def excluded(self, index: int) -> str:
+        """Why the data keeps a whole assistant message from training: `flag`, `part_flag` (all that it says is content, and all of
+        that has flags against it), `history_rewritten` (read from a rendered text, which does not tell whether it had reasoning),
+        or '' where it does not."""
+        parts, message = self.parts_of(index), self.messages[index]
+        if self.flags[index] is False and not any(train for _, _, train in parts):
+            return "flag"
+        if message.get(REASONING_UNKNOWN):
+            return "history_rewritten"
+        content = message.get("content") or ""
+        if not parts or message.get("tool_calls") or (message.get("reasoning_content") or "").strip() or not content.strip():
+            return ""
+        against = {i for start, end, train in parts if not train for i in range(start, end)}
+        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content)) else ""
+
+
+def flags_within(flags: PartFlags, start: int, end: int) -> PartFlags:
+    """The flags of a stretch of content, counted from where it begins."""
+    cut = ((max(a, start) - start, min(b, end) - start, train) for a, b, train in flags)
+    return tuple((a, b, train) for a, b, train in cut if b > a)
 
 
 @dataclass(frozen=True)
@@ -104,18 +164,30 @@ def normalise(data: Mapping[str, Any], roles: Mapping[str, str] | None = None, m
     found = [turns for turns in _candidates(data) if turns.items]
     if not found:
         _refuse_absent(data)
-    first, *others = (_converse(turns, data, names, max_messages) for turns in found)
+    tellings = [_converse(turns, data, names, max_messages) for turns in found]
+    first, others = tellings[0], tellings[1:]
     if any(other.messages != first.messages or other.tools != first.tools for other in others):
         present = [key for key in ("messages", "conversations", "prompt") if data.get(key)]
         raise RejectedRow(RejectReason.AMBIGUOUS_RECORD, f"{' and '.join(f'`{key}`' for key in present)} differ")
     flags = tuple(
         _agreed(index, column) for index, column in enumerate(zip(first.flags, *(o.flags for o in others), strict=True))
     )
-    return replace(first, flags=flags)
+    return replace(first, flags=flags, part_flags=_agreed_parts(tellings))
 
 
 _NOT_PLAIN = frozenset(
-    {"conversations", "prompt", "completion", "history", "trajectory", "trajectory_format", "system", "tools", "functions", "text"}
+    {
+        "conversations",
+        "prompt",
+        "completion",
+        "history",
+        "trajectory",
+        "trajectory_format",
+        "system",
+        "tools",
+        "functions",
+        "text",
+    }
 )
 
 
@@ -145,6 +217,23 @@ def _agreed(index: int, flags: tuple[bool | None, ...]) -> bool | None:
     if len(said) > 1:
         raise RejectedRow(RejectReason.FLAG_CONFLICT, "stands twice in the record, once to be trained and once not", index)
     return next(iter(said), None)
+
+
+def _agreed_parts(tellings: list[Conversation]) -> tuple[PartFlags, ...]:
+    """What several tellings of one conversation say about its parts; one that says nothing does not contradict."""
+    spoken = [telling.part_flags for telling in tellings if telling.part_flags]
+    if not spoken:
+        return ()
+    agreed: list[PartFlags] = []
+    for index, column in enumerate(zip(*spoken, strict=True)):
+        said = {parts for parts in column if parts}
+        flags = {flag for parts in said for _, _, flag in parts}
+        # Within one telling this was looked at before, and there the flag of a place in the prompt gives way.
+        other = {t.flags[index] for t in tellings if not (t.part_flags and t.part_flags[index])} - {None}
+        if len(said) > 1 or any(flag != one for flag in flags for one in other):
+            raise RejectedRow(RejectReason.FLAG_CONFLICT, "stands twice in the record, and its parts differ in flags", index)
+        agreed.append(next(iter(said), ()))
+    return tuple(agreed)
 
 
 # --- where the messages are -------------------------------------------------------------------------------------------
@@ -184,6 +273,11 @@ def _over(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, An
 
 def _list(data: Mapping[str, Any], key: str) -> list[Any]:
     value = data[key]
+    if isinstance(value, str) and key in _TEXT_KEYS:
+        try:
+            value = loads(value.encode("utf-8", "surrogatepass"))
+        except RejectedRow as error:
+            raise RejectedRow(RejectReason.NO_MESSAGES, f"the text of `{key}` is no JSON: {error.detail}") from None
     if not isinstance(value, list):
         raise RejectedRow(RejectReason.NO_MESSAGES, f"`{key}` is {_kind(value)}, not a list")
     return value
@@ -193,11 +287,17 @@ def _messages(data: Mapping[str, Any]) -> _Turns:
     items = _list(data, "messages")
     if not str(data.get("trajectory_format", "")).startswith("mini-swe-agent"):
         return _plain(items, data)
-    # mini-swe-agent 2 ends its log with an entry of role `exit`, which no model saw, and hangs raw responses on `extra`.
-    ended = bool(items) and isinstance(items[-1], Mapping) and items[-1].get("role") == "exit"
-    shown = items[:-1] if ended else items
-    kept = [{k: v for k, v in item.items() if k != "extra"} if isinstance(item, Mapping) else item for item in shown]
-    return _plain(kept, data, {"exit_messages": 1} if ended else None)
+    # mini-swe-agent 2 ends its log with an entry of role `exit`, which no model saw. Up to version 1 the log ends with a user
+    # message instead, which is left: it follows all that is trained.
+    shown = len(items)
+    while shown and isinstance(items[shown - 1], Mapping) and items[shown - 1].get("role") == "exit":
+        shown -= 1
+    ended = len(items) - shown
+    kept = [
+        {key: value for key, value in item.items() if key not in _MINI_KEYS} if isinstance(item, Mapping) else item
+        for item in items[:shown]
+    ]
+    return _plain(kept, data, {"exit_messages": ended} if ended else None)
 
 
 def _conversations(data: Mapping[str, Any]) -> _Turns:
@@ -223,7 +323,9 @@ def _prompt_completion(data: Mapping[str, Any]) -> _Turns:
 
 
 def _refuse_absent(data: Mapping[str, Any]) -> None:
-    empty = [key for key in ("messages", "conversations", "history", "prompt") if isinstance(data.get(key), list)]
+    # A text that is here was read already, as an empty list.
+    kinds = {key: (list, str) if key in _TEXT_KEYS else list for key in ("messages", "conversations", "history", "prompt")}
+    empty = [key for key, kind in kinds.items() if isinstance(data.get(key), kind)]
     if empty:
         raise RejectedRow(RejectReason.EMPTY_MESSAGES, f"`{empty[0]}` is an empty list")
     keys = ", ".join(sorted(str(key)[:40] for key in data)[:10]) or "none"
@@ -238,33 +340,42 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
         raise RejectedRow(RejectReason.TOO_MANY_MESSAGES, f"{len(turns.items):,} messages; the limit is {max_messages:,}")
     messages: list[dict[str, Any]] = []
     flags: list[bool | None] = []
+    part_flags: list[PartFlags] = []
     for index, (item, implied) in enumerate(zip(turns.items, turns.implied, strict=True)):
         if type(item) is not dict and not isinstance(item, Mapping):
             raise RejectedRow(RejectReason.BAD_MESSAGE, f"is {_kind(item)}, not an object", index)
-        message = _message(item, roles, index)
+        message, parts = _message(item, roles, index)
         flag = _flag(item, index)
+        against = next((part for part in parts if flag is not None and part[2] != flag), None)
+        if against is not None:
+            says = "train" if flag else "do not train"
+            detail = f"says {says}, and its part at characters {against[0]} to {against[1]} says the opposite"
+            raise RejectedRow(RejectReason.FLAG_CONFLICT, detail, index)
         # A message's own flag is nearer to it than its place in `prompt` or `completion`, so it counts first.
         flags.append(implied if flag is None and message["role"] == "assistant" else flag)
         messages.append(message)
+        part_flags.append(parts)
     if not any(message["role"] == "assistant" for message in messages):
         raise RejectedRow(RejectReason.NO_ASSISTANT, f"none of the {len(messages)} messages is the assistant's")
     notes = dict(turns.notes)
     system = turns.owner.get("system")
     if system is not None and system != "" and system != []:
-        text = _content(system, "system", None)
+        text, parts = _content(system, "system", None)
         if messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": text})
             flags.insert(0, None)
+            part_flags.insert(0, parts)
             notes["system_from_record"] = 1
         elif messages[0]["content"] != text:
             raise RejectedRow(RejectReason.AMBIGUOUS_RECORD, "`system` and the first message are different system texts", 0)
-    return Conversation(messages, _tools(turns.owner), tuple(flags), notes)
+    said_of_parts = tuple(part_flags) if any(part_flags) else ()
+    return Conversation(messages, _tools(turns.owner), tuple(flags), notes, said_of_parts)
 
 
 # --- one message ------------------------------------------------------------------------------------------------------
 
 
-def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> dict[str, Any]:
+def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> tuple[dict[str, Any], PartFlags]:
     sharegpt = "from" in item and item.get("role") is None
     if item.get("from") is not None and item.get("role") is not None:
         said = [roles.get(str(item[key]), item[key]) for key in ("role", "from")]
@@ -284,7 +395,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
         for what, value in (("tool_calls", calls), ("reasoning", reasoning)):
             if value:
                 raise RejectedRow(RejectReason.BAD_MESSAGE, f"has `{what}`, but its role is {role}", index)
-    content = _content(given, "value" if sharegpt else "content", index)
+    content, parts = _content(given, "value" if sharegpt else "content", index)
     if content is None and not (role == "assistant" and (calls or reasoning)):
         raise RejectedRow(RejectReason.NULL_CONTENT, f"`content` of this {role} message is null or missing", index)
 
@@ -305,7 +416,17 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> d
     for key, value in item.items():
         if value is not None and key not in _READ_KEYS and not (sharegpt and key in ("from", "value")):
             message[key] = value
-    return message
+    if role == "tool" and "is_error" in message:
+        message["is_error"] = _is_error(message["is_error"], index)
+    return message, parts
+
+
+def _is_error(value: Any, index: int) -> bool:
+    """What a tool result says about its call; text such as "false" is no answer, since it would count as true."""
+    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+        shown = str(value)[:40] if isinstance(value, (int, float)) else _kind(value)
+        raise RejectedRow(RejectReason.BAD_MESSAGE, f"`is_error` is {shown}; it must be true, false, 0 or 1", index)
+    return bool(value)
 
 
 def _role(role: Any, roles: Mapping[str, str], index: int) -> str:
@@ -316,23 +437,31 @@ def _role(role: Any, roles: Mapping[str, str], index: int) -> str:
     return roles[role]
 
 
-def _content(value: Any, name: str, index: int | None) -> str | None:
-    """Content as one string (text parts are joined without anything between them), or None where it is null."""
+def _content(value: Any, name: str, index: int | None) -> tuple[str | None, PartFlags]:
+    """Content as one string (text parts are joined without anything between them), or None where it is null; flags of parts."""
     if value is None or isinstance(value, str):
-        return value
+        return value, ()
     if not isinstance(value, list):
         raise RejectedRow(RejectReason.BAD_CONTENT, f"`{name}` is {_kind(value)}, not a string or a list of parts", index)
     texts: list[str] = []
+    flags: list[tuple[int, int, bool]] = []
+    end = 0
     for k, part in enumerate(value):
-        text = part
+        text, flag = part, None
         if isinstance(part, Mapping):
             if part.get("type") != "text":
                 raise RejectedRow(RejectReason.UNSUPPORTED_PART, f"`{name}[{k}]` has type {str(part.get('type'))[:60]!r}", index)
-            text = part.get("text")
+            text, flag = part.get("text"), _flag(part, index, f"{name}[{k}].")
         if not isinstance(text, str):
             raise RejectedRow(RejectReason.BAD_CONTENT, f"the text of `{name}[{k}]` is {_kind(text)}", index)
         texts.append(text)
-    return "".join(texts)
+        begin, end = end, end + len(text)
+        if flag is None or begin == end:
+            continue
+        if flags and flags[-1][1:] == (begin, flag):
+            begin = flags.pop()[0]
+        flags.append((begin, end, flag))
+    return "".join(texts), tuple(flags)
 
 
 def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
@@ -351,8 +480,8 @@ def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
     return next(iter(filled.values()), "" if given else None)
 
 
-def _flag(item: Mapping[str, Any], index: int) -> bool | None:
-    """Whether the message itself says that it may be trained. A demonstration (`is_demo`) says no."""
+def _flag(item: Mapping[str, Any], index: int | None, where: str = "") -> bool | None:
+    """Whether a message or part itself says that it may be trained. A demonstration (`is_demo`) says no."""
     given: dict[str, bool] = {}
     for key in (*FLAG_KEYS, "is_demo"):
         value = item.get(key)
@@ -360,13 +489,13 @@ def _flag(item: Mapping[str, Any], index: int) -> bool | None:
             continue
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             shown = str(value)[:40] if isinstance(value, (int, float)) else _kind(value)
-            raise RejectedRow(RejectReason.BAD_FLAG, f"`{key}` is {shown}", index)
+            raise RejectedRow(RejectReason.BAD_FLAG, f"`{where}{key}` is {shown}", index)
         if key != "is_demo":
             given[key] = bool(value)
         elif value:
             given[key] = False
     if len(set(given.values())) > 1:
-        shown = ", ".join(f"`{key}` says {'train' if value else 'do not train'}" for key, value in given.items())
+        shown = ", ".join(f"`{where}{key}` says {'train' if value else 'do not train'}" for key, value in given.items())
         raise RejectedRow(RejectReason.FLAG_CONFLICT, shown, index)
     return next(iter(given.values()), None)
 

@@ -39,7 +39,7 @@ class Request:
 
     text: str
     controls: Sequence[Control]
-    borders: Iterable[int] = ()
+    borders: Sequence[int] = ()
     quoted: bool = True
 
 
@@ -51,12 +51,12 @@ class Edge(NamedTuple):
 
     Attributes:
         token: the first token that begins at or behind it.
-        over: the token before reaches over it.
+        over: how many tokens begin before it and reach over it.
         clean: a token ends exactly here and another begins.
     """
 
     token: int
-    over: bool
+    over: int
     clean: bool
 
 
@@ -118,8 +118,12 @@ class Encoder:
         self.fast: backends.Fast | None = None
         self._learned: dict[str, tuple[int, bytes]] = {}  # text in front of a border -> how many tokens it is, and their ids
 
-    def speed_up(self) -> str:
-        """Take the fast tokenizer from now on, if it is installed and gives the same ids; '' or why not."""
+    def speed_up(self, proven: bool = False) -> str:
+        """Take the fast tokenizer from now on, if it is installed and gives the same ids; '' or why not.
+
+        Args:
+            proven: it gave the same ids in the process that started this one.
+        """
         if self.fast is not None:
             return ""
         if self.whole_only:
@@ -130,7 +134,7 @@ class Encoder:
             return "it is not installed: pip install 'chatmask[fast]'"
         except ValueError as error:
             return str(error)
-        texts = [*PROBE_TEXTS, *backends.proof_texts(list(self.tokenizer.added))]
+        texts = [] if proven else [*PROBE_TEXTS, *backends.proof_texts(list(self.tokenizer.added))]
         expected = self.tokenizer.whole.encode_batch_fast(texts, add_special_tokens=False)
         ids, offsets = fast.flat(texts)
         for text, encoding, start, end in zip(texts, expected, offsets[:-1], offsets[1:], strict=True):
@@ -170,7 +174,7 @@ class Encoder:
         """(start, end, id) of every control token in text that the template alone has written."""
         return [(match.start(), match.end(), self.control[match.group()]) for match in self.pattern.finditer(text)]
 
-    def encode(self, text: str, controls: Sequence[Control], borders: Iterable[int] = ()) -> Encoded:
+    def encode(self, text: str, controls: Sequence[Control], borders: Sequence[int] = ()) -> Encoded:
         """Encode one text; as `encode_many`."""
         return self.encode_many([Request(text, controls, borders)])[0]
 
@@ -186,7 +190,9 @@ class Encoder:
             found[i] = encoded
         return [encoded or self._long(request) for encoded, request in zip(found, requests, strict=True)]
 
-    def encode_filled(self, texts: Sequence[tuple[str, Sequence[int], Iterable[Anchor]]]) -> Iterable[tuple[Ids, list[int]] | None]:
+    def encode_filled(
+        self, texts: Sequence[tuple[str, Sequence[int], Iterable[Anchor]]]
+    ) -> Iterable[tuple[Ids, list[int]] | None]:
         """Encode texts of known shape by the fast tokenizer.
 
         Args:
@@ -207,12 +213,13 @@ class Encoder:
                 continue
             tokens: list[int] = []
             for control, between in anchors:
-                at: int | None = own[first + control] + 1
+                token = own[first + control] + 1
                 if between:
-                    at = self._inside(between, ids, at, own[first + control + 1] if first + control + 1 < last else stop)
+                    at = self._inside(between, ids, token, own[first + control + 1] if first + control + 1 < last else stop)
                     if at is None:
                         break
-                tokens.append(at - start)
+                    token = at
+                tokens.append(token - start)
             else:
                 yield ids[start:stop], tokens
                 continue
@@ -290,7 +297,7 @@ class Encoder:
                     return None
                 edges[border] = edge if edge.token < len(ids) else edge._replace(clean=False)
             else:
-                edges[border] = Edge(at, False, at < len(ids))
+                edges[border] = Edge(at, 0, at < len(ids))
         return edges
 
     def _inside(self, before: str, ids: Ids, token: int, stop: int) -> int | None:
@@ -463,7 +470,9 @@ class Encoder:
 def edge_at(starts: Ids, ends: Ids, border: int) -> Edge:
     """The edge at a character offset, from the offsets of all tokens (exact around it)."""
     token = int(np.searchsorted(starts, border, side="left"))
-    over = token > 0 and bool(ends[token - 1] > border)
+    over = 0
+    while over < token and ends[token - 1 - over] > border:
+        over += 1
     return Edge(token, over, not over and token < len(starts) and bool(starts[token] == border))
 
 

@@ -163,6 +163,8 @@ class RejectReason(StrEnum):
     END_NOT_FOUND = "end_not_found"
     HISTORY_REWRITTEN = "history_rewritten"
     FOREIGN_TEXT = "foreign_text"
+    PART_NOT_FOUND = "part_not_found"
+    TEXT_NOT_REPRODUCED = "text_not_reproduced"
     # the tokens
     ZERO_SUPERVISION = "zero_supervision"
     OVERLENGTH = "overlength"
@@ -211,6 +213,8 @@ _ADVICE: dict[RejectReason, str] = {
     RejectReason.END_NOT_FOUND: "the template did not write the spec's end-of-turn token after this assistant message",
     RejectReason.HISTORY_REWRITTEN: "the template renders this turn otherwise than it was served and `rewritten` is `reject`",
     RejectReason.FOREIGN_TEXT: "the template writes another message's text inside this turn; it cannot be trained as the model's",
+    RejectReason.TEXT_NOT_REPRODUCED: "give the conversation as `messages`, or the very text that this spec's template renders",
+    RejectReason.PART_NOT_FOUND: "flag the whole message, or make the part longer, so that its place in the turn is known",
     RejectReason.ZERO_SUPERVISION: "no token of the row would be trained",
     RejectReason.OVERLENGTH: "longer than --max-length; raise it, or say with --overlength what becomes of such samples",
     RejectReason.CONTROL_ID_FROM_CONTENT: "the tokenizer turned quoted text into a control token; set special_in_content: reject",

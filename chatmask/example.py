@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ class Span:
     """What one message occupies in a row, and whether it is trained.
 
     Attributes:
-        message: index of the message in the sample.
+        message: index of the message in the sample, from 0; a system message that the spec adds is not counted. A sample that begins
+            within its record (`overlength`) counts from its own first message.
         start: first token of the span (a whole token: one that straddles the border stays outside).
         end: one past the last token, so `input_ids[start:end]` are the span's tokens.
         trained: True where `loss_mask` is 1 over the whole span, False where it is 0 over the whole span.
@@ -30,6 +31,19 @@ class Span:
     end: int
     trained: bool
     reason: str
+
+
+def by_turn(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
+    """The spans of each assistant turn: one, or where only some of the turn is trained several that lie end to end, trained and
+    not by turns."""
+    turns: list[list[Span]] = []
+    for span in spans:
+        last = turns[-1][-1] if turns else None
+        if last and (last.message, last.end) == (span.message, span.start) and last.trained != span.trained:
+            turns[-1].append(span)
+        else:
+            turns.append([span])
+    return [tuple(turn) for turn in turns]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +77,16 @@ class Example:
         text: the rendered conversation.
         ids: int32 `[tokens]`.
         mask: uint8 `[tokens]`; 1 where the token is a target. Not shifted.
-        spans: one per assistant message, ascending; half-open token ranges with a reason where not trained.
+        spans: one per assistant turn, several where parts of it are not trained (`by_turn`); ascending, half-open token ranges with
+            a reason where not trained.
         rewritten: message index -> `context` or `emission`, for turns that the template renders otherwise than served.
         control_text: control-token literals found in content.
         straddles: tokens that straddle a span border.
         content_dropped: assistant messages of which a declared part was left out.
         notes: further counts (`reasoning_stripped`, `conversations_ignored`, ...).
         parity: what the oracle found, empty where it was not asked.
-        turns: the assistant turns in character offsets of `text`, in the order of `spans`.
+        compared: at how many turns it was asked.
+        turns: the assistant turns in character offsets of `text`, in the order of `by_turn(spans)` and with the same `message`.
     """
 
     text: str
@@ -84,6 +100,15 @@ class Example:
     notes: Mapping[str, int] = field(default_factory=dict)
     parity: tuple[ParityBreak, ...] = ()
     turns: tuple[Turn, ...] = ()
+    compared: int = 0
+
+    def same_row(self, other: Example) -> bool:
+        """Would both be written as the same row, and counted alike."""
+        return (
+            np.array_equal(self.ids, other.ids)
+            and np.array_equal(self.mask, other.mask)
+            and (self.spans, dict(self.rewritten), dict(self.notes)) == (other.spans, dict(other.rewritten), dict(other.notes))
+        )
 
     @property
     def input_ids(self) -> list[int]:

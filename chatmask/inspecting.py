@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from .conversation import normalise
 from .errors import CheckFailed, DamagedDataset, InputError, OptionError, RejectedRow, TokenizerError
 from .example import Span
 from .inspecting_html import render_html
@@ -213,7 +212,7 @@ def _inspect_record(row: int, record: Record, parser: Parser) -> Inspected:
     name = "demo tokenizer" if parser.loaded.demo else parser.loaded.name
     try:
         # with the oracle, which finds every turn that a server would have seen otherwise: few rows are looked at, so it is cheap
-        example = parser.example(normalise(parse(record), roles=parser.spec.roles), oracle=True)
+        example = parser.example(parser.conversation(parse(record)), oracle=True)
     except RejectedRow as error:
         reject = Rejection(error.reason.value, error.detail, error.reason.advice, error.message)
         return Inspected(row, record.path, record.line, "", 0, 0, (), (), reject, (), parser.spec.name, name)

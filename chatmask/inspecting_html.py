@@ -106,17 +106,20 @@ def _summary(rows: list[Inspected]) -> str:
     tokens = sum(item.tokens for item in shown)
     supervised = sum(item.supervised_tokens for item in shown)
     spans = [span for item in shown for span in item.spans]
-    untrained = Counter(span.reason for span in spans if not span.trained)
+    turns = [turn for item in shown for turn in item.turns]
+    trained = [turn for turn in turns if any(span.trained for span in turn)]
+    in_part = sum(len(turn) > 1 for turn in trained)
+    untrained = Counter(turn[0].reason for turn in turns if not any(span.trained for span in turn))
     rejects = Counter(item.reject.reason for item in rows if item.reject is not None)
-    rewritten = Counter(span.rewritten for span in spans if span.rewritten)
+    rewritten = Counter(turn[0].rewritten for turn in turns if turn[0].rewritten)
     straddles = sum(span.straddles for span in spans)
     names = sorted({f"spec {item.spec}, {item.tokenizer}" for item in rows})
     lines: list[tuple[str | int, ...]] = [
         ("rows shown", len(shown), ""),
         ("tokens", tokens, ""),
         ("supervised tokens", supervised, f"{supervised / max(tokens, 1):.1%} of all tokens"),
-        ("assistant turns", len(spans), ""),
-        ("trained turns", sum(span.trained for span in spans), ""),
+        ("assistant turns", len(turns), ""),
+        ("trained turns", len(trained), f"{in_part} of them in part" if in_part else ""),
     ]
     lines += [(f"not trained: {_safe(name)}", n, _safe(in_words(name))) for name, n in sorted(untrained.items())]
     lines += [(f"rewritten in history: {_safe(name)}", n, "") for name, n in sorted(rewritten.items())]

@@ -23,6 +23,7 @@ _GUTTER = 11  # "TRAINED  │ "
 
 _WORDS = {
     "flag": "a flag in the data says so",
+    "part_flag": "a flag of this part of the content says so",
     "history_rewritten": "the template leaves out a part of this turn when it is history, so it is not what was served",
     "context_rewritten": "the text before this turn is not what was served",
     "end_rewritten": "history replaces the end token",

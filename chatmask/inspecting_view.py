@@ -11,7 +11,7 @@ import numpy as np
 
 from .encoding import Ids
 from .errors import DamagedDataset
-from .example import Example, Span
+from .example import Example, Span, by_turn
 from .inspecting_text import in_words
 from .templates.spec import TemplateSpec
 from .tokenizers import Tokenizer
@@ -37,7 +37,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class InspectedSpan:
-    """One assistant turn of a row.
+    """One assistant turn of a row, or a piece of one that is trained in part.
 
     Attributes:
         message: index of the message in the sample.
@@ -45,6 +45,7 @@ class InspectedSpan:
         text: the decoded tokens of the span.
         trained: True where the loss mask is 1 over the span.
         reason: empty for a trained span, else the code that says why it is not trained.
+        piece: which piece of its turn this is, from 0.
         rewritten: `context` or `emission` where the template renders the turn otherwise than it was served, else empty. A dataset
             keeps no such column: there it says what header and reason give away.
         straddles: True where a token lies across the border between header and turn.
@@ -58,6 +59,7 @@ class InspectedSpan:
     reason: str
     rewritten: str = ""
     straddles: bool = False
+    piece: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,17 @@ class Inspected:
     sample: int = 0
     variant: int = 0
 
+    @property
+    def turns(self) -> list[list[InspectedSpan]]:
+        """The spans by turn: one each, several for a turn that is trained in part."""
+        found: list[list[InspectedSpan]] = []
+        for span in self.spans:
+            if span.piece:
+                found[-1].append(span)
+            else:
+                found.append([span])
+        return found
+
 
 @dataclass(frozen=True)
 class _Header:
@@ -130,9 +143,11 @@ class View:
 
     def inspected(self, row: int, file: str, line: int, sample: int, variant: int) -> Inspected:
         """Everything about the row."""
-        headers = [self._header(span) for span in self.spans]
+        # only the first span of a turn has a header before it
+        headers = [self._header(turn[0]) if span is turn[0] else None for turn in by_turn(self.spans) for span in turn]
         name = "demo tokenizer" if self.tokenizer.demo else self.tokenizer.name
-        spans = tuple(self._span(span, header) for span, header in zip(self.spans, headers, strict=True))
+        pieces = [n for turn in by_turn(self.spans) for n in range(len(turn))]
+        spans = tuple(self._span(*given) for given in zip(self.spans, headers, pieces, strict=True))
         supervised = sum(span.end - span.start for span in self.spans if span.trained)
         segments = tuple(self._segments(headers))
         notes = tuple(self._notes(headers))
@@ -188,7 +203,7 @@ class View:
                 return _Header(end - len(header), end, header not in self._served)
         return None
 
-    def _span(self, span: Span, header: _Header | None) -> InspectedSpan:
+    def _span(self, span: Span, header: _Header | None, piece: int) -> InspectedSpan:
         start, end = self._cut(span.start), self._cut(span.end)
         rewritten = {"history_rewritten": "emission", "context_rewritten": "context"}.get(span.reason, "")
         if not rewritten and header is not None and header.history:
@@ -197,7 +212,7 @@ class View:
             rewritten = self.example.rewritten.get(span.message, "")
         straddles = header is not None and header.end != start
         return InspectedSpan(
-            span.message, span.start, span.end, self.text[start:end], span.trained, span.reason, rewritten, straddles
+            span.message, span.start, span.end, self.text[start:end], span.trained, span.reason, rewritten, straddles, piece
         )
 
     def _segments(self, headers: Sequence[_Header | None]) -> Iterator[Segment]:
@@ -220,8 +235,9 @@ class View:
             position = max(start, end)
 
     def _notes(self, headers: Sequence[_Header | None]) -> Iterator[str]:
+        first = {turn[0] for turn in by_turn(self.spans)}
         for span, header in zip(self.spans, headers, strict=True):
-            if header is None and self._headers:
+            if header is None and self._headers and span in first:
                 yield f"message {span.message}: no header of the spec stands right before the turn"
         example = self.example
         if example is None:

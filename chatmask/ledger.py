@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import CheckFailed
-from .example import Example
+from .example import Example, by_turn
 
 
 @dataclass
@@ -53,21 +53,26 @@ class Ledger:
     notes: Counter[str] = field(default_factory=Counter)
     parity: Counter[str] = field(default_factory=lambda: Counter(turns=0, text=0, tokens=0))
 
-    def add_example(self, example: Example, oracle: bool) -> None:
+    def add_example(self, example: Example) -> None:
         """Count one sample."""
         self.samples += 1
         self.tokens += len(example.ids)
         self.supervised_tokens += int(example.mask.sum())
-        self.turns += len(example.spans)
-        self.trained_turns += sum(span.trained for span in example.spans)
-        self.untrained.update(span.reason for span in example.spans if not span.trained)
+        assistant = {turn.message for turn in example.turns}  # under `train_on: all_text` other messages have spans, too
+        turns = [spans for spans in by_turn(example.spans) if not assistant or spans[0].message in assistant]
+        trained = [any(span.trained for span in turn) for turn in turns]
+        self.turns += len(turns)
+        self.trained_turns += sum(trained)
+        self.untrained.update(turn[0].reason for turn, some in zip(turns, trained, strict=True) if not some)
+        if in_part := sum(some and len(turn) > 1 for turn, some in zip(turns, trained, strict=True)):
+            self.notes["turns_trained_in_part"] += in_part
         self.rewritten.update(example.rewritten.values())
         self.content_dropped += example.content_dropped
         self.control_text += example.control_text
         self.straddles += example.straddles
         self.notes.update(example.notes)
-        if oracle:
-            self.parity["turns"] += len(example.spans)
+        if example.compared:
+            self.parity["turns"] += example.compared
             self.parity.update(found.kind for found in example.parity)
 
     def close(self, where: str) -> Ledger:

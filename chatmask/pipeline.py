@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,25 +21,32 @@ from typing import Any, Literal
 
 from . import __version__
 from .canonical import canonical_json, differences, fingerprint
-from .conversation import MAX_MESSAGES, normalise
-from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, RejectedRow, SpecError, TooManyRejects
+from .conversation import MAX_MESSAGES
+from .errors import ChatmaskError, CheckFailed, DamagedDataset, InputError, OptionError, RejectedRow, SpecError, TooManyRejects
 from .example import Example, Row
 from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
-from .parsers.parser import Parser, load_parser
+from .parsers.parser import ALL_CHECKS, Checks, Parser, load_parser
+from .parsers.prefixes import Unsound
 from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
-from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read
-from .sampling import Entry, Made, Place, entries_of, left_out, make, refuse_unknown
+from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
+from .sampling import Draft, Entry, Made, Place, begin, complete, encode, entries_of, left_out, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
+from .shuffling import deal, part_name
 from .storage import Storage, staging
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .tokenizers import Tokenizer
+from .trajectories import Sample
 
 MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shards that let workers share a middling input
 SHOWN_REJECTS = 10
-ORACLE_FIRST, ORACLE_EVERY = 16, 64  # `parity: sample` asks the oracle for lines 1 to 16 of each file and every 64th
+# `parity: sample` compares prompts on lines 1 to 16 of each file and every 64th: at 12 turns on the first 4, at 3 on the others
+ORACLE_FIRST, ORACLE_EVERY, ORACLE_WHOLE, ORACLE_TURNS = 16, 64, 4, 3
+REFERENCE_EVERY = 500  # lines of which one has its text and ids compared with those that the plain ways to them give
+BATCH_CHARACTERS, BATCH_RECORDS = 4 << 20, 1024  # of what is encoded in one go
+FAST_FROM = 3 << 20  # bytes of input from which loading the fast tokenizer pays
 RUN = "run.json"  # in the staging folder: what the build in progress is a build of
 _IDENTITY = ("chatmask", "spec", "tokenizer", "template", "versions", "options", "inputs")
 
@@ -61,7 +68,11 @@ class Options:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build did. `summary` has the keys of `build --json`."""
+    """What a build did. `summary` has the keys of `build --json`.
+
+    Attributes:
+        backend: what encoded, with its version, and why it was not the fast tokenizer.
+    """
 
     dataset: Path
     manifest: Mapping[str, Any]
@@ -70,6 +81,7 @@ class BuildResult:
     already_built: bool = False
     resumed_shards: int = 0
     restarted: tuple[str, ...] = ()
+    backend: str = ""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -84,6 +96,7 @@ class BuildResult:
             "already_built": self.already_built,
             "resumed_shards": self.resumed_shards,
             "restarted": list(self.restarted),
+            "backend": self.backend,
         }
 
 
@@ -100,6 +113,7 @@ def build(
     parity: Literal["sample", "full", "off"] = "sample",
     policy: PolicyLike | None = None,
     policy_overrides: Mapping[str, str] | Sequence[str] = (),
+    backend: Backend = "auto",
     keep_rejected: bool = False,
     max_line_bytes: int = MAX_LINE_BYTES,
     max_depth: int = MAX_DEPTH,
@@ -111,7 +125,7 @@ def build(
     """Build a dataset.
 
     Args:
-        inputs: one or several files (JSONL plain, gzip or zstd; `.traj`).
+        inputs: one or several: JSON lines (plain, gzip or zstd), `.traj`, Parquet, directories as `datasets.save_to_disk` writes them.
         spec: packaged name, YAML file or spec object.
         out: directory; without it `./<input name>.<spec>/`.
         tokenizer: hub id, directory or loaded transformers tokenizer; without it the spec's own id.
@@ -123,6 +137,8 @@ def build(
         policy: which samples are made of a record and which turns are trained: name, YAML file or Policy; None: one sample with
             all turns.
         policy_overrides: `KEY=VALUE` changes to the policy (`split=per_turn`).
+        backend: what encodes. `auto`: the fast tokenizer where it is installed, gives the same ids and the input is worth loading it;
+            `fast`: demand it; `tokenizers`: do without. The ids are the same.
         keep_rejected: write the content of rejected lines too.
         max_line_bytes, max_depth, max_messages: limits of one line, of its nesting, and of one conversation; beyond them a row is
             rejected by name.
@@ -146,6 +162,7 @@ def build(
         raise InputError("no input file given")
     if workers < 1:
         raise InputError(f"workers is {workers}; at least 1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # its parallel code path is the faster one with a single thread, too
     parser = load_parser(spec, tokenizer, demo, overrides)
     directory = Path(out) if out is not None else default_directory(paths[0], parser.spec.name)
     if directory.exists() and not directory.is_dir():
@@ -155,6 +172,7 @@ def build(
         raise InputError(f"{', '.join(map(str, paths))}: no lines")
     chosen = load_policy(policy, policy_overrides)
     refuse_unknown(chosen, parser.spec)
+    why_not = _choose_backend(parser, backend, sum(chunk.bytes for chunk in chunks))
     options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages, chosen)
     identity = _identity(parser, files, options)
     with storage.lock(directory) as created:
@@ -171,14 +189,38 @@ def build(
             storage.discard(directory, created)
             raise
         shards = [ShardInfo.from_dict(receipt["shard"]) for receipt in receipts]
+        if chosen.shuffle:
+            shards = deal(storage, directory, shards, fingerprint(identity), chosen.seed)
         manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
-    return BuildResult(directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted))
+    return BuildResult(
+        directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted), _named(parser, why_not)
+    )
+
+
+Backend = Literal["auto", "fast", "tokenizers"]
+
+
+def _choose_backend(parser: Parser, backend: Backend, size: int) -> str:
+    """Turn the fast tokenizer on or off; '' or why it is off."""
+    if backend == "tokenizers":
+        parser.encoder.fast = None
+        return "as demanded"
+    if backend == "auto" and size < FAST_FROM and parser.encoder.fast is None:
+        return "a small input"
+    why_not = parser.encoder.speed_up()
+    if why_not and backend == "fast":
+        raise OptionError(f"the fast tokenizer cannot be used: {why_not}")
+    return why_not
+
+
+def _named(parser: Parser, why_not: str) -> str:
+    return parser.encoder.fast.name if parser.encoder.fast is not None else f"tokenizers {version('tokenizers')} ({why_not})"
 
 
 def default_directory(first: str | Path, spec: str) -> Path:
-    """`./<input name>.<spec>/`: the input's file name without its endings, in the current directory."""
-    name = Path(first).name
-    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj"):
+    """`./<input name>.<spec>/`: the name of the input (a file without its endings, or a dataset directory), in the current directory."""
+    name = Path(first).resolve().name if Path(first).name in ("", "..") else Path(first).name
+    for ending in (".zst", ".gz", ".jsonl", ".json", ".traj", ".parquet"):
         name = name.removesuffix(ending)
     return Path(f"{name}.{spec.replace('/', '-')}")
 
@@ -188,75 +230,150 @@ def default_directory(first: str | Path, spec: str) -> Path:
 
 def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options) -> None:
     """Build one shard and its receipt. Depends on the chunk's bytes only, never on who runs it or what ran before."""
-    ledger = Ledger()
+    fast, notes = parser.encoder.fast, Counter[str]()
+    parser.compared_records = 0
+    try:
+        while True:
+            try:
+                return _build_shard(parser, storage, directory, chunk, count, run, options, notes)
+            except Unsound as error:
+                # once more, the long way: nothing of the first try is kept
+                notes[f"{error.what}_refused"] += 1
+                parser.short_ways = False
+                if error.what == "fast_tokenizer":
+                    parser.encoder.fast = None
+    finally:
+        parser.encoder.fast, parser.short_ways = fast, True
+
+
+def _build_shard(
+    parser: Parser,
+    storage: Storage,
+    directory: Path,
+    chunk: Chunk,
+    count: int,
+    run: str,
+    options: Options,
+    notes: Counter[str],
+) -> None:
+    ledger = Ledger(notes=Counter(notes))
     rejects: list[dict[str, Any]] = []
     shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
-    name = shard_name(chunk.index, count)
+    name = _name(chunk.index, count, options)
     with ShardWriter(storage, staging(directory) / name) as writer:
-        for record in read(chunk, options.max_line_bytes):
+        for record, made in rows_of(parser, chunk, options):
             ledger.lines += 1
-            if record.blank:
+            if made is None:
                 ledger.blanks += 1
                 continue
-            oracle = _ask_oracle(record, options)
-            try:
-                made = rows_of(record, parser, options, oracle)
-            except RejectedRow as error:
-                ledger.rejects[error.reason.value] += 1
-                rejects.append(_reject(record, error, options))
+            if isinstance(made, RejectedRow):
+                ledger.rejects[made.reason.value] += 1
+                rejects.append(_reject(record, made, options))
                 if len(shown) < SHOWN_REJECTS:
-                    shown.append(f"{record.path}:{record.line}: {error}")
+                    shown.append(f"{record.path}:{record.line}: {made}")
                 continue
-            rows = [(s, e) for s, e in made.rows if (record.path, record.line, s.index) not in options.left_out]
-            made.dropped.update(
-                options.left_out[place]
-                for s, _ in made.rows
-                if (place := (record.path, record.line, s.index)) in options.left_out
-            )
+            rows: Sequence[tuple[Sample, Example]] = made.rows
+            if options.left_out:
+                rows = [(s, e) for s, e in made.rows if (record.path, record.line, s.index) not in options.left_out]
+                made.dropped.update(
+                    options.left_out[place]
+                    for s, _ in made.rows
+                    if (place := (record.path, record.line, s.index)) in options.left_out
+                )
             if rows:
                 ledger.kept += 1
-                ledger.notes.update({f"dropped_{reason}": n for reason, n in made.dropped.items()})
+                if made.dropped:
+                    ledger.notes.update({f"dropped_{reason}": n for reason, n in made.dropped.items()})
             else:
                 ledger.dropped[max(made.dropped, key=lambda reason: made.dropped[reason], default="no_trained_turn")] += 1
             for sample, example in rows:
-                _refuse_undeclared(record, example, options)
-                ledger.add_example(example, oracle)
+                _refuse_undeclared(record, sample, example, options)
+                ledger.add_example(example)
                 writer.add(Row(example.ids, example.mask, example.spans, record.path, record.line, sample.index, sample.variant))
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
 
 
+def _name(index: int, count: int, options: Options) -> str:
+    """File name of what a chunk gives: a shard, or a part that `shuffle` deals into shards afterwards."""
+    return (part_name if options.policy.shuffle else shard_name)(index, count)
+
+
 def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
     """What the choice over a whole build (equal samples, balance) must know of one chunk; rejected rows have no part in it."""
     entries: list[Entry] = []
-    for record in read(chunk, options.max_line_bytes):
-        if not record.blank:
-            with suppress(RejectedRow):
-                entries += entries_of(rows_of(record, parser, options), options.policy, record.path, record.line)
+    for record, made in rows_of(parser, chunk, replace(options, parity="off")):
+        if isinstance(made, Made):
+            entries += entries_of(made, options.policy, record.path, record.line)
     return entries
 
 
-def rows_of(record: Record, parser: Parser, options: Options, oracle: bool = False) -> Made:
-    """One record's way: strict JSON, conversation, samples, rendering, spans, tokens, mask. Raises RejectedRow."""
-    data = parse(record, options.max_depth)
-    conversation = normalise(data, parser.spec.roles, options.max_messages)
-    return make(conversation, options.policy, parser, f"{record.path}:{record.line}", oracle)
+def rows_of(parser: Parser, chunk: Chunk, options: Options) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
+    """Every record of a chunk, in order, with what it gave, why it is rejected, or None for a blank line.
+
+    A record's way: strict JSON, conversation, samples, rendering and spans; then tokens and masks, for many records at once.
+
+    Raises:
+        Unsound: a short way gave something else than the long way.
+    """
+    waiting: list[tuple[Record, Draft | RejectedRow | None]] = []
+    characters = 0
+    for record in read(chunk, options.max_line_bytes):
+        draft: Draft | RejectedRow | None = None
+        if not record.blank:
+            try:
+                draft = begin_record(record, parser, options)
+                characters += draft.characters
+            except RejectedRow as error:
+                draft = error
+        waiting.append((record, draft))
+        if characters >= BATCH_CHARACTERS or len(waiting) >= BATCH_RECORDS:
+            yield from _completed(waiting)
+            waiting, characters = [], 0
+    yield from _completed(waiting)
 
 
-def _ask_oracle(record: Record, options: Options) -> bool:
-    if options.parity == "sample":
-        return record.line <= ORACLE_FIRST or record.line % ORACLE_EVERY == 0
-    return options.parity == "full"
+def begin_record(record: Record, parser: Parser, options: Options) -> Draft:
+    """One record up to its tokens. Raises RejectedRow."""
+    conversation = parser.read(parse(record, options.max_depth), options.max_messages)
+    return begin(conversation, options.policy, parser, f"{record.path}:{record.line}", _checks(record, options))
 
 
-def _refuse_undeclared(record: Record, example: Example, options: Options) -> None:
+def _completed(
+    waiting: Sequence[tuple[Record, Draft | RejectedRow | None]],
+) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
+    examples = iter(encode([draft for _, draft in waiting if isinstance(draft, Draft)]))
+    for record, draft in waiting:
+        made: Made | RejectedRow | None = None
+        if isinstance(draft, Draft):
+            try:
+                made = complete(draft, next(examples))
+            except RejectedRow as error:
+                made = error
+        else:
+            made = draft
+        yield record, made
+
+
+def _checks(record: Record, options: Options) -> Checks:
+    """What is checked of a record besides what is always checked: a function of its place in its file alone."""
+    if options.parity == "full":
+        return ALL_CHECKS
+    line = record.line
+    turns = 0
+    if options.parity == "sample" and (line <= ORACLE_FIRST or line % ORACLE_EVERY == 0):
+        turns = ORACLE_TURNS if line > ORACLE_WHOLE else 4 * ORACLE_TURNS
+    return Checks(turns, reference=line % REFERENCE_EVERY == 1)
+
+
+def _refuse_undeclared(record: Record, sample: Sample, example: Example, options: Options) -> None:
     # a policy that changes what stands before a turn breaks parity by choice
     chosen = options.policy.strip_thinking != "none" or options.policy.strip_probability or options.policy.empty_think != "none"
     for found in example.parity:
         if not found.declared and not chosen:
             raise CheckFailed(
-                f"{record.path}:{record.line}: message {found.message}: the training prefix is not what the server sends "
+                f"{record.path}:{record.line}: message {sample.origin[found.message]}: the training prefix is not what the server sends "
                 f"({found.kind}): {found.detail}; if the template is known to do this, say `prefix_stable: false` in the spec"
             )
 
@@ -294,7 +411,7 @@ def _build_shards(
     """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
     run = fingerprint(identity)
     count = len(chunks)
-    missing = [chunk for chunk in chunks if finished_shard(directory, shard_name(chunk.index, count), run) is None]
+    missing = [chunk for chunk in chunks if finished_shard(directory, _name(chunk.index, count, options), run) is None]
     if missing and (options.policy.dedup or options.policy.max_no_thinking_ratio is not None):
         surveyed = _run(parser, storage, directory, chunks, count, run, options, min(workers, len(chunks)), _survey)
         options = replace(options, left_out=left_out(itertools.chain.from_iterable(surveyed), options.policy))
@@ -304,7 +421,7 @@ def _build_shards(
     for chunk in chunks:
         if chunk.index in waiting:
             next(built)
-        receipt = finished_shard(directory, shard_name(chunk.index, count), run)
+        receipt = finished_shard(directory, _name(chunk.index, count, options), run)
         if receipt is None:
             raise DamagedDataset(f"{directory}: shard {chunk.index} vanished while the build ran; run it again")
         if receipt["rejects"] and bad_rows == "fail":
@@ -334,7 +451,7 @@ def _run(
         return
     # spawn, not fork: the tokenizers library has threads of its own, which a fork would leave behind half-way
     tokenizer = Tokenizer(**{**_fields(parser.loaded), "source": None})
-    setup = (parser.spec, tokenizer, storage, directory, count, run, options)
+    setup = (parser.spec, tokenizer, storage, directory, count, run, options, parser.encoder.fast is not None)
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start_worker, setup) as pool:
@@ -356,11 +473,22 @@ _worker: tuple[Any, ...] = ()
 
 
 def _start_worker(
-    spec: TemplateSpec, tokenizer: Tokenizer, storage: Storage, directory: Path, count: int, run: str, options: Options
+    spec: TemplateSpec,
+    tokenizer: Tokenizer,
+    storage: Storage,
+    directory: Path,
+    count: int,
+    run: str,
+    options: Options,
+    fast: bool,
 ) -> None:
     global _worker
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the processes are the threads
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    _worker = (Parser(spec, tokenizer), storage, directory, count, run, options)
+    parser = Parser(spec, tokenizer)
+    if fast:
+        parser.encoder.speed_up(proven=True)
+    _worker = (parser, storage, directory, count, run, options)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -419,7 +547,7 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
             "vocab_size": tokenizer.whole.get_vocab_size(),
             "special_tokens": dict(tokenizer.special_tokens),
         },
-        "template": {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()},
+        "template": _template_identity(parser),
         "versions": {name: version(name) for name in ("tokenizers", "jinja2", "pyarrow")},
         "options": {
             **{k: v for k, v in asdict(options).items() if k != "left_out"},
@@ -427,6 +555,15 @@ def _identity(parser: Parser, files: Sequence[InputFile], options: Options) -> d
         },
         "inputs": [asdict(file) for file in files],
     }
+
+
+def _template_identity(parser: Parser) -> dict[str, Any]:
+    """The template that was rendered; where `preserve_thinking` rewrote it, also the one that it was made of, and how."""
+    entry: dict[str, Any] = {"sha256": hashlib.sha256(parser.template_text.encode()).hexdigest()}
+    if parser.gates:
+        entry["stock_sha256"] = hashlib.sha256(parser.stock_text.encode()).hexdigest()
+        entry["rewritten"] = [str(gate) for gate in parser.gates]
+    return entry
 
 
 def _finished(directory: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any] | None:
@@ -480,6 +617,6 @@ def _begin(storage: Storage, directory: Path, identity: Mapping[str, Any]) -> li
 
 
 def _chunk_bytes(paths: Sequence[str | Path]) -> int:
-    """Bytes of input for one shard: a function of the inputs alone."""
-    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    """Bytes of input for one shard: a function of the inputs alone. What cannot be read counts nothing; `plan` refuses it by name."""
+    total = sum(size_of(path) for path in paths)
     return max(MIN_CHUNK, min(MAX_CHUNK, total // MANY_CHUNKS))

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,15 +61,16 @@ class Policy(BaseModel):
     train_on: Literal["all", "last", "last_n", "all_text"] = Field(
         "all",
         description="which assistant turns, counted before flags and rules, so that these only ever take away; all_text: everything, "
-        "prompts included",
+        "prompts and template text included, but for messages that are flagged or ruled out",
     )
     last_n: int | None = Field(None, ge=1, description="how many turns `train_on: last_n` means")
 
     # reasoning
-    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
-        [["<thinking>", "</thinking>"], ["<think>", "</think>"], ["<reasoning>", "</reasoning>"]],
+    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = Field(
+        None,
         description="[open, close] pairs that are read as reasoning where content begins with one, besides the spec's own; mixed pairs "
-        "too. They are rewritten to the spec's tags",
+        "too. They are rewritten to the spec's tags. null: <thinking>, <think> and <reasoning> under a spec with thinking on or auto, and "
+        "none under one with thinking off, where such content is text",
     )
     inline_conflict: Literal["reject", "inline"] = Field(
         "reject", description="a reasoning field and an inline block that differ; inline: the block wins, counted"
@@ -116,15 +118,15 @@ class Policy(BaseModel):
 
     # the build
     dedup: bool = Field(False, description="keep the first of samples with equal ids and masks, counted")
-    shuffle: bool = Field(False, description="order the samples by seed")
+    shuffle: bool = Field(False, description="order the rows of the whole build by seed; takes twice the disk while it builds")
     validation: float = Field(0.0, ge=0.0, lt=1.0, description="share of records, never of samples, set apart for validation")
     part: Literal["train", "validation"] = Field("train", description="which share `validation` leaves to this build")
     seed: int = Field(0, description="of stripping, balance, shuffle and validation")
 
     @field_validator("think_tags")
     @classmethod
-    def _proper_tags(cls, value: list[list[str]]) -> list[list[str]]:
-        for opening, closing in value:
+    def _proper_tags(cls, value: list[list[str]] | None) -> list[list[str]] | None:
+        for opening, closing in value or ():
             if not opening.strip() or not closing.strip() or opening == closing:
                 raise ValueError(f"a pair is two different tags, found [{opening!r}, {closing!r}]")
         return value
@@ -135,11 +137,37 @@ class Policy(BaseModel):
             raise ValueError("`train_on: last_n` and `last_n: N` go together")
         if self.variants > 1 and self.strip_probability == 0.0:
             raise ValueError("variants: without `strip_probability` all variants are equal")
+        if self.train_on == "all_text":
+            apart = {
+                "split": self.split in ("per_turn", "exact"),
+                "overlength: explode": self.overlength == "explode",
+                "variants": self.variants > 1,
+                "mask_from": self.mask_from != "prompt",
+                "supervise_reasoning": not self.supervise_reasoning,
+            }
+            if wrong := next((name for name, given in apart.items() if given), None):
+                raise ValueError(f"train_on: all_text trains a record's whole text once, which does not go with `{wrong}`")
         if self.split == "exact" and self.strip_thinking == "context":
             raise ValueError(
                 "split `exact` keeps the prefixes that the server had, `strip_thinking: context` changes them; take `per_turn`"
             )
         return self
+
+    @cached_property
+    def plain(self) -> bool:
+        """Does it make one sample of each record, with every turn trained and nothing changed."""
+        of_the_build = {
+            "max_length",
+            "overlength",
+            "dedup",
+            "shuffle",
+            "validation",
+            "part",
+            "seed",
+            "max_no_thinking_ratio",
+            "require_spans",
+        }
+        return self.model_dump(exclude=WORDS | of_the_build) == DEFAULT.model_dump(exclude=WORDS | of_the_build)
 
     @property
     def sha256(self) -> str:

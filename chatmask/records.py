@@ -4,8 +4,9 @@
 `parse` turns a record into a dict, or says by name why it cannot. Lines end at a newline byte and nowhere else, so U+2028
 inside a string is text. User JSON is never handed to a reader that infers a schema, since that invents keys.
 
-Kinds of file: JSON lines (any name), the same as gzip or zstd (told by the first bytes, not by the name), and documents, which
-are one record each: SWE-agent `.traj` and `.traj.json`, and a `.json` that holds one object over many lines.
+Kinds of input: JSON lines (any name), the same as gzip or zstd (told by the first bytes, not by the name); documents, which
+are one record each: `.traj` and `.traj.json` of SWE-agent and mini-swe-agent, and a `.json` that holds one object over many
+lines; and tables, of which each row is a record: Parquet files and dataset directories (see `columns`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 import orjson
 
+from chatmask import columns
 from chatmask.errors import InputError, RejectedRow, RejectReason
 
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -38,7 +40,7 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 _FOREIGN = {
-    b"PAR1": "Parquet",
+    b"PAR1": "compressed Parquet",
     b"ARROW1\0": "Arrow",
     b"SQLite format 3\0": "SQLite",
     b"PK\x03\x04": "zip",
@@ -49,12 +51,12 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line (or one document) as it stands in a file.
+    """One line (or one document) as it stands in a file, or one row of a table as JSON.
 
     Attributes:
-        path: the file, as it was given.
-        line: number of the line, from 1.
-        offset: where `raw` begins in the decompressed stream, in bytes (so after a BOM, if the file begins with one).
+        path: the file (or directory), as it was given.
+        line: number of the line or row, from 1.
+        offset: where `raw` begins in the decompressed stream, in bytes (so after a BOM, if the file begins with one); of a row 0.
         raw: the bytes without line end; of an oversize line only the first 1,024.
         oversize: whether the line was longer than allowed, and `raw` was cut.
     """
@@ -73,16 +75,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A contiguous range of whole lines of one file: the work for one shard.
+    """A contiguous range of whole lines of one file, or of rows of one table: the work for one shard.
 
     Attributes:
         index: position in the plan, from 0, over all files.
-        path: the file, as it was given.
-        offset: where the chunk begins in the decompressed stream, in bytes.
-        line: number of its first line, from 1.
-        bytes: length in the decompressed stream.
+        path: the file (or directory), as it was given.
+        offset: where the chunk begins in the decompressed stream, in bytes; of a table 0.
+        line: number of its first line or row, from 1.
+        bytes: length in the decompressed stream; of rows an estimate from the size of their row groups or record batches.
         lines: how many records `read` yields, blank ones included.
         document: whether the chunk is one whole file that is one record (then `lines` is 1).
+        table: of rows, how many the whole table has; else None.
     """
 
     index: int
@@ -92,11 +95,16 @@ class Chunk:
     bytes: int
     lines: int
     document: bool = False
+    table: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input as it lies on disk: its path as given, its size in bytes and its SHA-256, both before decompression."""
+    """One input as it lies on disk: its path as given, its size in bytes and its SHA-256, both before decompression.
+
+    Of a dataset directory the size is that of its files together, and the hash is over one line `SHA-256  name` for each of
+    them: `state.json`, `dataset_info.json` and the data files in their order.
+    """
 
     path: str
     bytes: int
@@ -110,14 +118,16 @@ def plan(paths: Sequence[str | Path], chunk_bytes: int = CHUNK_BYTES) -> tuple[l
     """Read every file once; give its hash and the chunks that it is cut into.
 
     A chunk ends after the first newline at or past each multiple of `chunk_bytes`, counted in the decompressed file, so the
-    plan depends on the bytes of the inputs only. An empty file has no chunk.
+    plan depends on the bytes of the inputs only. An empty file has no chunk. A table is cut at row groups or record batches; one
+    that alone is longer than `chunk_bytes` is cut into even pieces.
 
     Args:
-        paths: files, in the order in which their rows shall stand.
+        paths: files and dataset directories, in the order in which their rows shall stand.
         chunk_bytes: wanted length of a chunk, in decompressed bytes.
 
     Raises:
-        InputError: a path is missing, given twice, no regular file, damaged, or of a format that is not read.
+        InputError: a path is missing, given twice, no regular file, damaged, of a format that is not read, or a table with a
+            column that has no JSON form.
         ValueError: `chunk_bytes` is not positive.
     """
     if chunk_bytes < 1:
@@ -131,11 +141,27 @@ def plan(paths: Sequence[str | Path], chunk_bytes: int = CHUNK_BYTES) -> tuple[l
         if real in seen:
             raise InputError(f"{name}: is the same file as {seen[real]}; give each input once")
         seen[real] = name
+        if columns.is_table(name):
+            file, own = _scan_table(name, chunk_bytes, len(chunks))
+            files.append(file)
+            chunks.extend(own)
+            continue
         document = _is_trajectory(name) or (name.endswith((".json", ".json.gz", ".json.zst")) and _is_document(name))
         file, own = _scan(name, chunk_bytes, document, len(chunks))
         files.append(file)
         chunks.extend(own)
     return files, chunks
+
+
+def size_of(path: str | Path) -> int:
+    """Bytes on disk of an input, of a dataset directory those of its files together; 0 where there is nothing that `plan` reads.
+
+    Raises:
+        InputError: a dataset directory that does not say of which files it consists.
+    """
+    name = os.fspath(path).replace(os.sep, "/")
+    found = columns.parts(name) if os.path.isdir(name) and columns.is_dataset(name) else [name]
+    return sum(os.stat(part).st_size for part in found if os.path.isfile(part))
 
 
 def _scan(name: str, chunk_bytes: int, document: bool, index: int) -> tuple[InputFile, list[Chunk]]:
@@ -174,8 +200,51 @@ def _scan(name: str, chunk_bytes: int, document: bool, index: int) -> tuple[Inpu
     return InputFile(name, hashed.count, hashed.sha256.hexdigest()), chunks
 
 
+def _scan_table(name: str, chunk_bytes: int, index: int) -> tuple[InputFile, list[Chunk]]:
+    """The hash of a table, and chunks of whole row groups, or of pieces of one that is too long."""
+    chunks: list[Chunk] = []
+    line, lines, size = 1, 0, 0
+
+    def cut(count: int, length: int) -> None:
+        nonlocal line
+        chunks.append(Chunk(index + len(chunks), name, 0, line, length, count))
+        line += count
+
+    for count, length in columns.blocks(name):
+        pieces = min(-(-length // chunk_bytes), count)
+        if lines and (pieces > 1 or size + length > chunk_bytes):
+            cut(lines, size)
+            lines = size = 0
+        for piece in range(1, pieces):
+            # even pieces, the last of which waits for what follows
+            cut(count * piece // pieces - count * (piece - 1) // pieces, length // pieces)
+        lines += count - (count * (pieces - 1) // pieces if pieces else 0)
+        size += length // max(pieces, 1)
+    if lines:
+        cut(lines, size)
+    total = line - 1
+    return _table_file(name), [replace(chunk, table=total) for chunk in chunks]
+
+
+def _table_file(name: str) -> InputFile:
+    """The identity of a table: the file's own, or one made from the files of a directory."""
+    found: list[tuple[str, int, str]] = []
+    for part in columns.parts(name):
+        try:
+            with open(part, "rb") as file:
+                hashed = _Hashing(file)
+                hashed.drain()
+        except OSError as error:
+            raise InputError(f"{part}: cannot be read ({error.strerror or error}); save the dataset again") from error
+        found.append((part.removeprefix(f"{name}/"), hashed.count, hashed.sha256.hexdigest()))
+    if not os.path.isdir(name):
+        return InputFile(name, found[0][1], found[0][2])
+    listing = "".join(f"{digest}  {part}\n" for part, _, digest in found)
+    return InputFile(name, sum(size for _, size, _ in found), hashlib.sha256(listing.encode()).hexdigest())
+
+
 def _checked_path(path: str | Path) -> str:
-    """The path as given, with forward slashes; InputError if it is no regular file."""
+    """The path as given, with forward slashes; InputError if it is neither a regular file nor a dataset directory."""
     name = os.fspath(path).replace(os.sep, "/")
     try:
         name.encode("utf-8")
@@ -185,6 +254,8 @@ def _checked_path(path: str | Path) -> str:
     except OSError as error:
         raise InputError(f"{name}: cannot be opened ({error.strerror or error}); check the path") from error
     if stat.S_ISDIR(mode):
+        if columns.is_dataset(name):
+            return name
         raise InputError(f"{name}: is a directory; give the files in it, such as {name.rstrip('/')}/*.jsonl")
     if not stat.S_ISREG(mode):
         raise InputError(f"{name}: is not a regular file; write its content to a .jsonl file first (inputs are read twice)")
@@ -228,7 +299,7 @@ def _is_document(name: str) -> bool:
 def _refuse_foreign(name: str, head: bytes) -> None:
     for magic, what in _FOREIGN.items():
         if head.startswith(magic):
-            raise InputError(f"{name}: looks like {what}, which is not read; convert it to JSON lines (.jsonl)")
+            raise InputError(f"{name}: looks like {what}, which is not read; give JSON lines (.jsonl) or plain Parquet")
     plain = name.removesuffix(".gz").removesuffix(".zst")
     if b"\0" in head[:4096] and not plain.endswith((".jsonl", ".json", ".ndjson", ".traj")):
         raise InputError(f"{name}: is a binary file of unknown kind; give JSON lines as .jsonl, .jsonl.gz or .jsonl.zst")
@@ -316,7 +387,7 @@ def _decompressor(name: str, file: BinaryIO | _Hashing) -> io.BufferedReader | N
 
 
 def read(chunk: Chunk, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record]:
-    """Yield every record of a chunk in order, blank ones included.
+    """Yield every record of a chunk in order, blank ones included; of a table, each row as JSON.
 
     One newline, and one carriage return before it, is taken off each line; a BOM only at the start of the file. No more than
     one line, or `max_line_bytes` of it, is held at a time.
@@ -331,6 +402,9 @@ def read(chunk: Chunk, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record]
     """
     if max_line_bytes < OVERSIZE_KEPT:
         raise ValueError(f"max_line_bytes is {max_line_bytes}; it must be at least {OVERSIZE_KEPT}")
+    if chunk.table is not None:
+        yield from _read_rows(chunk, max_line_bytes)
+        return
     position, line, end = chunk.offset, chunk.line, chunk.offset + chunk.bytes
     with _translated(chunk.path), _positioned(chunk) as stream:
         while position < end:
@@ -352,6 +426,14 @@ def read(chunk: Chunk, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record]
             line += 1
         if position != end or line - chunk.line != chunk.lines:
             raise _changed(chunk)
+
+
+def _read_rows(chunk: Chunk, max_line_bytes: int) -> Iterator[Record]:
+    if sum(count for count, _ in columns.blocks(chunk.path)) != chunk.table:
+        raise _changed(chunk)
+    for line, raw in enumerate(columns.rows(chunk.path, chunk.line - 1, chunk.lines), chunk.line):
+        oversize = len(raw) > max_line_bytes
+        yield Record(chunk.path, line, 0, raw[:OVERSIZE_KEPT] if oversize else raw, oversize)
 
 
 def _skip_rest(stream: BinaryIO | io.BufferedReader, limit: int, document: bool) -> int:

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .conversation import Conversation, normalise
+from .conversation import Conversation
 from .errors import InputError, OptionError, RejectedRow, RejectReason
-from .example import Example
-from .parsers.parser import Choice, Parser, load_parser
+from .example import Example, Span, by_turn
+from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
+from .parsers.prefixes import Cut, Unsound, cuts_of, run_end
+from .parsers.shapes import Filled
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
 from .templates.registry import SpecLike
@@ -54,14 +57,40 @@ class Made:
 
 def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
     """Refuse what `build` does not carry out yet; raises OptionError that names it."""
-    if policy.shuffle:
-        raise OptionError(f"policy {policy.name}: shuffle: not carried out by build yet; shuffle in the trainer's sampler")
-    if policy.train_on == "all_text":
-        raise OptionError(f"policy {policy.name}: train_on: all_text: not carried out by build yet")
     if not policy.supervise_reasoning and spec.thinking.inline == "keep":
         raise OptionError(
             f"policy {policy.name}: supervise_reasoning: false needs a spec that tells reasoning from content (inline: keep)"
         )
+
+
+@dataclass
+class Draft:
+    """A record on its way: its samples laid out, but not encoded.
+
+    Attributes:
+        samples, layouts: of the record, and for each its layout, or what it is refused for.
+        dropped, steps: as in `Made`.
+        shape: a plain chat that is checked goes both ways.
+    """
+
+    policy: Policy
+    parser: Parser
+    checks: Checks
+    samples: list[Sample]
+    layouts: list[Layout | Filled | Cut | RejectedRow]
+    dropped: Counter[str] = field(default_factory=Counter)
+    steps: tuple[Step, ...] = ()
+    shape: Filled | None = None
+
+    @property
+    def characters(self) -> int:
+        """How much text is to be encoded."""
+        texts = [
+            one.text if isinstance(one, Filled) else one.sample.rendering.text
+            for one in self.layouts
+            if isinstance(one, (Filled, Layout))
+        ]
+        return sum(map(len, texts))
 
 
 def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, oracle: bool = False) -> Made:
@@ -77,23 +106,112 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     Raises:
         RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
     """
-    if policy.validation and in_validation(policy, key) != (policy.part == "validation"):
-        return Made((), Counter({"validation" if policy.part == "train" else "train": 1}))
+    draft = begin(conversation, policy, parser, key, ALL_CHECKS if oracle else NO_CHECKS)
+    return complete(draft, encode([draft])[0])
+
+
+def begin(conversation: Conversation, policy: Policy, parser: Parser, key: str, checks: Checks = NO_CHECKS) -> Draft:
+    """The first half of `make`: samples, laid out. Arguments and errors as there; `checks` as `Parser.layout`."""
+    if policy.validation and in_validation(policy, conversation) != (policy.part == "validation"):
+        return Draft(policy, parser, checks, [], [], Counter({"validation" if policy.part == "train" else "train": 1}))
+    filled = parser.shape(conversation) if policy.plain else None
+    if filled is not None and checks == NO_CHECKS:
+        # what `expand` makes of a plain chat under a policy that asks for nothing
+        turns = frozenset(message for message, _, _ in filled.shape.spans)
+        thinking = frozenset(i for i, message in enumerate(conversation.messages) if "reasoning_content" in message)
+        sample = Sample(conversation, tuple(range(len(conversation.messages))), turns, {}, thinking=thinking, pattern=thinking)
+        return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
-    choice = Choice(policy.mask_from, policy.supervise_reasoning)
+    layouts = _cut(samples, policy, parser, checks) or [_layout(sample, policy, parser, checks) for sample in samples]
+    return Draft(policy, parser, checks, samples, layouts, dropped, tuple(steps), filled)
+
+
+def _layout(sample: Sample, policy: Policy, parser: Parser, checks: Checks) -> Layout | RejectedRow:
+    choice = Choice(policy.mask_from, policy.supervise_reasoning, policy.train_on == "all_text")
+    try:
+        return parser.layout(sample.conversation, checks, untrained=sample.untrained, choice=choice)
+    except RejectedRow as error:
+        return error
+
+
+def _cut(
+    samples: Sequence[Sample], policy: Policy, parser: Parser, checks: Checks
+) -> list[Layout | Filled | Cut | RejectedRow] | None:
+    """Samples of `per_turn` as cuts of the longest ones (`parsers/prefixes.py`); None where each must be laid out by itself."""
+    same = (
+        policy.strip_thinking != "context"
+        and policy.empty_think != "target"
+        and (policy.mask_from, policy.supervise_reasoning)
+        == (
+            "prompt",
+            True,
+        )
+    )
+    if not parser.short_ways or policy.split != "per_turn" or not same or len(samples) < 2 or samples[0].conversation.part_flags:
+        return None
+    layouts: list[Layout | Filled | Cut | RejectedRow] = []
+    for _, group in itertools.groupby(
+        samples, lambda sample: (sample.variant, run_end(sample.conversation, len(sample.conversation.messages)))
+    ):
+        *others, longest = group
+        base = _layout(longest, policy, parser, checks)
+        if others:
+            found = None
+            if isinstance(base, Layout):
+                found = cuts_of(parser, base, [sample.conversation for sample in others], checks.turns)
+            layouts += found if found is not None else [_layout(sample, policy, parser, checks) for sample in others]
+        layouts.append(base)
+    return layouts
+
+
+def encode(drafts: Sequence[Draft]) -> list[list[Example | RejectedRow]]:
+    """Encode the samples of several records in one go; for each record the examples of its samples, or what they are refused for.
+
+    Raises:
+        Unsound: as `Parser.finish`.
+    """
+    if not drafts:
+        return []
+    parser = drafts[0].parser
+    made = iter(parser.finish([one for draft in drafts for one in draft.layouts if not isinstance(one, RejectedRow)]))
+    examples = [[one if isinstance(one, RejectedRow) else next(made) for one in draft.layouts] for draft in drafts]
+    checked = [
+        (draft.shape, own[0]) for draft, own in zip(drafts, examples, strict=True) if draft.shape and draft.checks != NO_CHECKS
+    ]
+    for (_, long), short in zip(checked, parser.finish([shape for shape, _ in checked]), strict=True):
+        if not isinstance(long, Example) or not isinstance(short, Example) or not long.same_row(short):
+            raise Unsound("shapes", "a plain chat has another row by its shape than by the template")
+    return examples
+
+
+def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
+    """The second half of `make`: lengths, and what is dropped. Raises RejectedRow as there."""
+    policy, parser, dropped = draft.policy, draft.parser, draft.dropped
+
+    def noted(sample: Sample, made: Example | RejectedRow) -> Example:
+        if isinstance(made, Example):
+            return replace(made, notes=Counter(made.notes) + sample.notes) if sample.notes else made
+        if made.message is None:
+            raise made
+        raise RejectedRow(made.reason, made.detail, sample.origin[made.message]) from None  # as the record counts
 
     def example(sample: Sample) -> Example:
-        made = parser.example(sample.conversation, oracle, untrained=sample.untrained, choice=choice)
-        return replace(made, notes={**made.notes, **sample.notes})
+        layout = _layout(sample, policy, parser, draft.checks)
+        return noted(sample, layout if isinstance(layout, RejectedRow) else parser.finish([layout])[0])
 
     rows: list[tuple[Sample, Example]] = []
-    for sample in samples:
+    for sample, one in zip(draft.samples, examples, strict=True):
         try:
-            first = example(sample)
+            first = noted(sample, one)
         except RejectedRow as error:
             if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
                 dropped["span_count"] += 1
+                continue
+            took = Counter(reason for reason in sample.untrained.values() if reason not in ("flag", "context"))
+            if error.reason is RejectReason.ZERO_SUPERVISION and took:
+                # what the policy took was all that the template had left to train
+                dropped[max(sorted(took), key=lambda reason: took[reason])] += 1
                 continue
             raise
         if policy.max_length is None or len(first.ids) <= policy.max_length:
@@ -107,13 +225,13 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
             lost = len(sample.targets) - sum(len(part.targets) for part, _ in fitted)
             dropped.update({"overlength_turns": lost} if lost else {})
         rows += fitted
-    numbered = [(replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
+    numbered = [(sample if sample.index == i else replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
     variety = diversity(sample for sample, _ in numbered)
     if variety.records:
         sample, made = numbered[0]
         counts = {"variant_patterns": variety.distinct, "variant_patterns_possible": variety.possible}
         numbered[0] = (sample, replace(made, notes={**made.notes, **counts}))
-    return Made(tuple(numbered), dropped, tuple(steps))
+    return Made(tuple(numbered), dropped, draft.steps)
 
 
 # --- the whole build: equal samples, and the balance of calls with and without reasoning ---------------------------------------
@@ -200,7 +318,7 @@ def explain(
         raise InputError(f"{path}: has no line {line}")
     yield f"{path}:{line}, spec {parser.spec.name}, policy {chosen.name} (split {chosen.split})"
     try:
-        conversation = normalise(parse(record), parser.spec.roles)
+        conversation = parser.read(parse(record))
         turns = sum(message["role"] == "assistant" for message in conversation.messages)
         yield f"  read        {len(conversation.messages)} messages, {turns} assistant turns, {len(conversation.tools or ())} tools"
         made = make(conversation, chosen, parser, f"{path}:{line}", oracle=True)
@@ -213,8 +331,13 @@ def explain(
     for reason, count in sorted(made.dropped.items()):
         yield f"  dropped     {count} {reason}"
     for sample, example in made.rows:
-        trained = [str(span.message) for span in example.spans if span.trained]
-        others = Counter(span.reason for span in example.spans if not span.trained)
+        turns = by_turn(example.spans)
+        trained = [
+            f"{sample.origin[turn[0].message]}{' (in part)' if len(turn) > 1 else ''}"
+            for turn in turns
+            if any(span.trained for span in turn)
+        ]
+        others = Counter(turn[0].reason for turn in turns if not any(span.trained for span in turn))
         why = f"; not trained: {', '.join(f'{n} {reason}' for reason, n in sorted(others.items()))}" if others else ""
         yield (
             f"  sample {sample.index}{f' variant {sample.variant}' if chosen.variants > 1 else ''}: {len(sample.conversation.messages)} "
@@ -291,7 +414,7 @@ def _windows(
     sample: Sample, starts: list[int], stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
 ) -> Iterator[tuple[Sample, Example]]:
     """Windows that overlap by whole turns; each trained turn is trained in one, behind as much context as fits."""
-    done = 0
+    done, counted = 0, False
     while any(stop > done for stop in stops):
         rest = [stop for stop in stops if stop > done]
         found = None
@@ -308,6 +431,9 @@ def _windows(
         start, stop, (part, made) = found
         kept = kept_by(sample.conversation.messages, start, stop)
         again = {i for i, old in enumerate(kept) if old < done and i in part.targets}
+        if counted:  # counts of the record stand once, with its first window
+            made = replace(made, notes=Counter(made.notes) - (Counter(sample.conversation.notes) + sample.notes))
+        counted = True
         yield _without(part, made, again)
         done = stop
 
@@ -330,12 +456,12 @@ def _without(part: Sample, made: Example, again: set[int]) -> tuple[Sample, Exam
     if not again:
         return part, made
     mask = made.mask.copy()
-    spans = []
-    for span in made.spans:
-        if span.message in again and span.trained:
-            mask[span.start : span.end] = 0
-            span = replace(span, trained=False, reason="context")
-        spans.append(span)
+    spans: list[Span] = []
+    for turn in by_turn(made.spans):
+        if turn[0].message in again and any(span.trained for span in turn):
+            mask[turn[0].start : turn[-1].end] = 0
+            turn = (Span(turn[0].message, turn[0].start, turn[-1].end, False, "context"),)
+        spans += turn
     untrained = {**part.untrained, **dict.fromkeys(again, "context")}
     return replace(part, targets=part.targets - again, untrained=untrained), replace(made, mask=mask, spans=tuple(spans))
 
@@ -356,7 +482,7 @@ def _sharing(parser: Parser) -> Shared:
         place = (id(conversation), end)
         if place not in known:
             held.append(conversation)
-            part = Conversation(conversation.messages[: end + 1], conversation.tools, conversation.flags[: end + 1])
+            part = conversation.first(end + 1)
             sample = parser.sample(part)
             turn = sample.turns[-1]
             text = sample.rendering.text[: turn.end]

@@ -20,6 +20,7 @@ from typing import Any
 from .canonical import fingerprint, first_unequal
 from .cases import CASES, conversation
 from .errors import ChatmaskError, CheckFailed, RejectedRow, SpecError
+from .example import by_turn
 from .parsers.parser import Parser
 from .storage import Storage
 from .templates.probe import compile_probe
@@ -224,7 +225,8 @@ def take(parser: Parser, case: str, record: Mapping[str, Any]) -> dict[str, Any]
                     "reason": span.reason,
                     "text": example.text[turn.start : turn.end],
                 }
-                for span, turn in zip(example.spans, example.turns, strict=True)
+                for spans, turn in zip(by_turn(example.spans), example.turns, strict=True)
+                for span in spans
             ],
             "rewritten": {str(i): kind for i, kind in sorted(example.rewritten.items())},
             "parity": [{"message": b.message, "kind": b.kind, "declared": b.declared} for b in example.parity],

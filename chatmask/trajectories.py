@@ -14,13 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .conversation import Conversation
+from .conversation import Conversation, PartFlags, flags_within
 from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
 from .parsers.thinking import reasoning_of
-from .policy import Policy
+from .policy import DEFAULT, Policy
 from .templates.spec import TemplateSpec
 
 NOTIFICATION = "<task-notification>"
+KNOWN_TAGS = (("<thinking>", "</thinking>"), ("<think>", "</think>"), ("<reasoning>", "</reasoning>"))
 EMPTY_BLOCK = "\n"  # reasoning that is there and says nothing: templates write an empty think block, `reasoning_of` sees none
 
 Message = dict[str, Any]
@@ -35,11 +36,13 @@ class Tags:
     Attributes:
         open, close: the literals.
         prompt_opens: the generation prompt ends with the open tag, so that content may begin inside the block.
+        thinks: the spec has thinking on or auto, so that a block in other well-known tags is reasoning too.
     """
 
     open: str
     close: str
     prompt_opens: bool = False
+    thinks: bool = True
 
 
 THINK = Tags("<think>", "</think>")
@@ -50,7 +53,18 @@ def tags_of(spec: TemplateSpec) -> Tags | None:
     thinking = spec.thinking
     if not thinking.open or not thinking.close or thinking.inline != "split":
         return None
-    return Tags(thinking.open, thinking.close, spec.assistant.header.rstrip().endswith(thinking.open))
+    opens = spec.assistant.header.rstrip().endswith(thinking.open)
+    return Tags(thinking.open, thinking.close, opens, thinking.mode in ("on", "auto"))
+
+
+def in_spec_tags(conversation: Conversation, tags: Tags | None) -> Conversation:
+    """The conversation with reasoning in the spec's own tags, as every build has it that names no tags of its own.
+
+    Raises:
+        RejectedRow: as `expand`.
+    """
+    thoughts = {i: _read(m, i, tags, DEFAULT) for i, m in enumerate(conversation.messages) if m["role"] == "assistant"}
+    return _normalised(conversation, thoughts, tags, DEFAULT, [])[0]
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Sample:
         conversation: what is rendered; all indices below are into its messages, but for `origin`'s values and `pattern`.
         origin: for each message its index in the record's conversation.
         targets: the assistant messages that are trained.
-        untrained: every other assistant message and why: `flag`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
+        untrained: every other assistant message and why: `flag`, `part_flag`, `history_rewritten`, `tool_error`, `empty_tool_call`, `bare_text_tool_call`, `not_last`,
             or `context` (trained in another sample, if at all).
         index: which sample of the record this is, within its variant.
         variant: which variant; 0 is not randomly stripped where there are several.
@@ -142,12 +156,15 @@ class _Thought:
     """An assistant message taken apart: reasoning ('' for none), content without its block, and where the block stood.
 
     `block`: `own` or `foreign` tags inside content, else ''. `wins`: the block goes before a field that says something else.
+    `inner`, `close`: where in content the text of the block begins, and where its closing tag stands (start, end).
     """
 
     reasoning: str
     answer: str | None
     block: Literal["", "own", "foreign"] = ""
     wins: bool = False
+    inner: int = 0
+    close: tuple[int, int] = (0, 0)
 
     @property
     def text(self) -> bool:
@@ -160,12 +177,19 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
     content, given = message.get("content"), reasoning_of(message)
     if not isinstance(content, str):
         return _Thought(given, content)
-    pairs = [*([(tags.open, tags.close)] if tags else ()), *((pair[0], pair[1]) for pair in policy.think_tags)]
+    if policy.think_tags is not None:
+        others = [(opening, closing) for opening, closing in policy.think_tags]
+    else:
+        others = list(KNOWN_TAGS) if tags is None or tags.thinks else []
+    pairs = [*([(tags.open, tags.close)] if tags else ()), *others]
     body = content.lstrip()
     opening = next((opening for opening, _ in pairs if body.startswith(opening)), None)
     if opening is not None:
         body = body.removeprefix(opening)
-        found = [(at, closing) for _, closing in pairs if (at := body.find(closing)) >= 0]
+        # its own close tag if there is one, so that another one inside is text
+        fitting = {closing for start, closing in pairs if start == opening}
+        closings = [closing for _, closing in pairs if closing in body]
+        found = [(body.find(closing), closing) for closing in closings if closing in fitting or not fitting & set(closings)]
         if not found:
             if tags is None:
                 return _Thought(given, content)
@@ -177,6 +201,12 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
         return _Thought(given, content)
     reasoning, answer = body[:at].strip("\n"), body[at + len(closing) :].lstrip("\n")
     own = tags is not None and (opening, closing) == (tags.open, tags.close)
+    if tags is not None and not own and (tags.open in reasoning or tags.close in reasoning):
+        raise RejectedRow(
+            RejectReason.INLINE_THINKING_UNCLEAR,
+            f"content: the block that {opening!r} opens holds the spec's own think tags",
+            index,
+        )
     differs = bool(given) and given.strip() != reasoning.strip()
     if differs and policy.inline_conflict == "reject" and tags is not None:
         raise RejectedRow(
@@ -184,7 +214,10 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
             f"reasoning_content is {given[:60]!r}, the inline block in content {reasoning[:60]!r}",
             index,
         )
-    return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs)
+    begin = len(content) - len(body)
+    inner = begin + at - len(body[:at].lstrip("\n"))
+    close = (begin + at, begin + at + len(closing))
+    return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs, inner, close)
 
 
 def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, steps: list[Step]) -> Conversation:
@@ -201,7 +234,7 @@ def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, ste
             did = f"cut before message {i}, a task notification behind the answer in message {before}; {len(messages) - i} messages gone"
             steps.append(Step("truncate_at_notification", did, gone))
             notes = {**conversation.notes, "truncated_at_notification": 1}
-            return Conversation(messages[:i], conversation.tools, conversation.flags[:i], notes)
+            return replace(conversation.first(i), notes=notes)
     steps.append(Step("truncate_at_notification", "no notification behind an answer"))
     return conversation
 
@@ -224,6 +257,7 @@ class _Choice:
 def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
     """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
+    cut_off = any(step.dropped for step in steps)
     window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
     if policy.split == "pre_split":
         window = 1
@@ -234,8 +268,8 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
             steps.append(Step(name, f"{getattr(policy, name)}: {_listed([i for i, rule in rules.items() if rule == name])}"))
     reasons: dict[int, str] = {}
     for place, i in enumerate(turns):
-        if whole.flags[i] is False:
-            reasons[i] = "flag"
+        if excluded := whole.excluded(i):
+            reasons[i] = excluded
         elif i in rules:
             reasons[i] = rules[i]
         if place < len(turns) - window and (i not in reasons or policy.split == "pre_split"):
@@ -245,14 +279,18 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
     spoiled = [
         i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
     ]
-    if apart:
+    # what the data itself says is no declared option: such a record goes on to the parser's refusal, in every mode
+    passes = (
+        not targets and not cut_off and all(reason in ("flag", "part_flag", "history_rewritten") for reason in reasons.values())
+    )
+    if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)
     if spoiled:
         first = reasons[spoiled[0]]
         steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
         return _Choice(frozenset(), reasons)
-    if not targets and any(reason != "flag" for reason in reasons.values()):
+    if not targets and not passes:
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))
         return _Choice(frozenset(), reasons)
     steps.append(Step("targets", f"trained: {_listed(sorted(targets))}; not: {_listed(sorted(reasons))}"))
@@ -295,7 +333,7 @@ def _normalised(
     whole: Conversation, thoughts: Mapping[int, _Thought], tags: Tags | None, policy: Policy, steps: list[Step]
 ) -> tuple[Conversation, dict[int, _Thought]]:
     """Blocks in other tags into the spec's own, conflicts settled, arguments as the policy wants them; all counted."""
-    messages = list(whole.messages)
+    messages, parts = list(whole.messages), list(whole.part_flags)
     done: dict[str, list[int]] = {"think_tags_rewritten": [], "inline_over_field": [], "arguments_as_json": []}
     for i, thought in thoughts.items():
         message = dict(messages[i])
@@ -304,6 +342,8 @@ def _normalised(
             done["inline_over_field"].append(i)
         if thought.block == "foreign" and tags is not None:
             message["content"] = f"{tags.open}\n{thought.reasoning}\n{tags.close}\n\n{thought.answer}"
+            if parts:
+                parts[i] = _in_own_tags(parts[i], messages[i]["content"], thought, tags)
             done["think_tags_rewritten"].append(i)
         if policy.dict_arguments == "ascii_json" and (calls := message.get("tool_calls")):
             message["tool_calls"] = [_with_json_arguments(call) for call in calls]
@@ -316,7 +356,31 @@ def _normalised(
     if not any(done.values()):
         return whole, dict(thoughts)
     notes = {**whole.notes, **{name: len(turns) for name, turns in done.items() if turns}}
-    return replace(whole, messages=messages, notes=notes), dict(thoughts)
+    return replace(whole, messages=messages, notes=notes, part_flags=tuple(parts)), dict(thoughts)
+
+
+def _in_own_tags(flags: PartFlags, content: str, thought: _Thought, tags: Tags) -> PartFlags:
+    """Flags of parts of a content whose block has other tags, for the content with the spec's own."""
+    start, end = thought.close
+    edge = len(tags.open) + 1 + len(thought.reasoning) + 1
+    behind = edge + len(tags.close) + 2
+    closing = flags_within(flags, start, end)
+    # a tag of another length takes the one flag that all of it has; one of which a part is not trained is not trained
+    tag = {train for _, _, train in closing}
+    opening = flags_within(flags, 0, thought.inner)
+    pieces = [
+        *((0, len(tags.open) + 1, False) for _, _, train in opening if not train),
+        *(
+            (a + len(tags.open) + 1, b + len(tags.open) + 1, train)
+            for a, b, train in flags_within(flags, thought.inner, thought.inner + len(thought.reasoning))
+        ),
+        *((edge - 1, edge + len(tags.close), train) for train in (False, True) if train in tag and (not train or tag == {True})),
+        *(
+            (a + behind, b + behind, train)
+            for a, b, train in flags_within(flags, len(content) - len(thought.answer or ""), len(content))
+        ),
+    ]
+    return tuple(dict.fromkeys(pieces))
 
 
 def _with_json_arguments(call: Message) -> Message:
@@ -367,16 +431,30 @@ def _vary(
         gone = frozenset(i for i in thinking if chance(policy.seed, "strip", key, variant, i) < policy.strip_probability)
     if policy.variants > 1 or random:
         steps.append(Step("variant", f"{variant}: reasoning removed at random from {_listed(sorted(gone if random else ()))}"))
-    messages = list(whole.messages)
+    messages, parts = list(whole.messages), list(whole.part_flags)
     for i, thought in thoughts.items():
         if i in gone or (policy.strip_thinking == "all" and thought.block):  # an empty block in content goes too
             messages[i] = _stripped(messages[i], i, thought, tags, policy)
-    return _Draft(replace(whole, messages=messages), thoughts, thinking - gone, gone, not random, tags)
+            _move_flags(parts, i, whole.messages[i], messages[i])
+    return _Draft(replace(whole, messages=messages, part_flags=tuple(parts)), thoughts, thinking - gone, gone, not random, tags)
 
 
 def _stripped(message: Message, index: int, thought: _Thought, tags: Tags | None, policy: Policy) -> Message:
     result = {key: value for key, value in message.items() if key != "reasoning_content"}
     return {**result, "content": _answer(message, index, thought, tags, policy.strip_blanks)}
+
+
+def _move_flags(parts: list[PartFlags], index: int, before: Message, after: Message) -> None:
+    """Bring flags of content parts along where a block that content begins with, and blanks at its edges, are taken away or put back."""
+    content, answer = before["content"] or "", after["content"] or ""
+    if not parts or content == answer:
+        return
+    if answer.strip() == content:
+        lead = len(answer) - len(answer.lstrip())
+        parts[index] = tuple((a + lead, b + lead, train) for a, b, train in parts[index])
+        return
+    end = len(content) if content.endswith(answer) else len(content.rstrip())
+    parts[index] = flags_within(parts[index], end - len(answer), end)
 
 
 def _answer(message: Message, index: int, thought: _Thought, tags: Tags | None, blanks: bool) -> str | None:
@@ -400,7 +478,7 @@ def _split(
     draft: _Draft, choice: _Choice, policy: Policy, variant: int, shared: Shared | None, steps: list[Step]
 ) -> list[Sample]:
     everything = len(draft.conversation.messages)
-    if policy.split in ("trajectory", "pre_split"):
+    if policy.split in ("trajectory", "pre_split") or not choice.targets:
         cuts = {everything: choice.targets}
     elif policy.split == "per_turn":
         cuts = {turn + 1: frozenset({turn}) for turn in sorted(choice.targets)}
@@ -411,10 +489,11 @@ def _split(
         if draft.adds_blocks:
             # a turn in the context was served with the block that it is trained with elsewhere
             blocked = _blocked(draft, policy, choice.targets) - draft.thinking
-            messages = [
-                _with_block(m, i, draft.thoughts[i], draft.tags) if i in blocked else m for i, m in enumerate(asked.messages)
-            ]
-            asked = replace(asked, messages=messages)
+            messages, parts = list(asked.messages), list(asked.part_flags)
+            for i in sorted(blocked):
+                messages[i] = _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+                _move_flags(parts, i, asked.messages[i], messages[i])
+            asked = replace(asked, messages=messages, part_flags=tuple(parts))
             draft = replace(draft, conversation=asked)
         groups = fewest(sorted(choice.targets), lambda i, j: shared(asked, i, j))
         cuts = {max(group) + 1: frozenset(group) for group in groups}
@@ -435,24 +514,27 @@ def _split(
 def _sample(draft: _Draft, end: int, targets: frozenset[int], reasons: Mapping[int, str], policy: Policy) -> Sample:
     """The variant's conversation up to `end`, context without its reasoning and empty blocks added where the policy says so."""
     turns = frozenset(i for i in draft.thoughts if i < end)
-    messages, thinking = draft.conversation.messages[:end], draft.thinking & turns
+    whole = draft.conversation
+    messages, thinking = whole.messages[:end], draft.thinking & turns
+    parts = list(whole.part_flags[:end])
     notes: Counter[str] = Counter(reasoning_stripped=len(draft.gone & turns))
     if policy.strip_thinking == "context":
         for i in turns - targets:
             if i in thinking or draft.thoughts[i].block:  # an empty block in content goes too
                 if i not in draft.bare:
                     draft.bare[i] = _stripped(messages[i], i, draft.thoughts[i], draft.tags, policy)
+                _move_flags(parts, i, messages[i], draft.bare[i])
                 messages[i] = draft.bare[i]
         notes["reasoning_stripped"] += len(thinking - targets)
         thinking &= targets
     if policy.empty_think != "none" and draft.adds_blocks:
         bare = (_blocked(draft, policy, targets) & turns) - thinking
         for i in bare:
-            messages[i] = _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+            before, messages[i] = messages[i], _with_block(messages[i], i, draft.thoughts[i], draft.tags)
+            _move_flags(parts, i, before, messages[i])
         notes["empty_blocks"] = len(bare)
-    whole = draft.conversation
     return Sample(
-        Conversation(messages, whole.tools, whole.flags[:end], whole.notes),
+        Conversation(messages, whole.tools, whole.flags[:end], whole.notes, tuple(parts)),
         tuple(range(end)),
         targets,
         {i: reasons.get(i, "context") for i in sorted(turns - targets)},
@@ -521,6 +603,7 @@ def cut(sample: Sample, start: int, stop: int) -> Sample:
             sample.conversation,
             messages=[messages[i] for i in kept],
             flags=tuple(sample.conversation.flags[i] for i in kept),
+            part_flags=tuple(sample.conversation.parts_of(i) for i in kept) if sample.conversation.part_flags else (),
         ),
         origin=tuple(sample.origin[i] for i in kept),
         targets=frozenset(place[i] for i in sample.targets if i in place),
@@ -542,14 +625,19 @@ def chance(seed: int, *what: str | int) -> float:
     return int(rank(seed, *what)[:13], 16) / 16**13  # 52 bits, which a float holds exactly
 
 
-def in_validation(policy: Policy, key: str) -> bool:
-    """Whether a record, with all of its samples, is set apart for validation."""
-    return chance(policy.seed, "validation", key) < policy.validation
+def in_validation(policy: Policy, conversation: Conversation) -> bool:
+    """Whether a record, with all of its samples, is set apart for validation.
+
+    Told from what the record says, not from where it stands: equal records are never on both sides, and a file keeps its parting
+    under another name.
+    """
+    said = json.dumps([conversation.messages, conversation.tools], sort_keys=True)
+    return chance(policy.seed, "validation", said) < policy.validation
 
 
-def shuffle_rank(policy: Policy, key: str, sample: Sample) -> str:
-    """Where a sample stands in the build's order under `shuffle`."""
-    return rank(policy.seed, "shuffle", key, sample.variant, sample.index)
+def shuffle_rank(seed: int, key: str, variant: int, index: int) -> str:
+    """Where a row stands in the build's order under `shuffle`."""
+    return rank(seed, "shuffle", key, variant, index)
 
 
 def balance_rank(policy: Policy, key: str, sample: Sample) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +220,41 @@ def test_swe_agent_history() -> None:
 
 
 def test_mini_swe_agent_exit_entry_is_counted_and_gone() -> None:
-    """The log's closing `exit` entry is no message; elsewhere that role is unknown."""
+    """The log's closing `exit` entries are no messages; elsewhere that role is unknown."""
     end = {"role": "exit", "content": "Submitted", "extra": {}}
-    turns = [USER, {**ANSWER, "extra": {"cost": 0.1}}, end]
-    found = normalise({"messages": turns, "trajectory_format": "mini-swe-agent-1.1", "info": {}})
-    assert (found.messages, found.notes) == ([USER, ANSWER], {"exit_messages": 1})
-    assert rejected({"messages": turns}).reason.value == "unknown_role"
+    turns = [USER, {**ANSWER, "extra": {"cost": 0.1}, "timestamp": 1.5, "provider_specific_fields": {}}]
+    kind = {"trajectory_format": "mini-swe-agent-1.1", "info": {}}
+    for count in (1, 2):
+        found = normalise({"messages": turns + [end] * count, **kind})
+        assert (found.messages, found.notes) == ([USER, ANSWER], {"exit_messages": count})
+    assert normalise({"messages": turns, **kind}).notes == {}
+    assert rejected({"messages": [*turns, end]}).reason.value == "unknown_role"
+    error = rejected({"messages": [*turns, end, USER], **kind})
+    assert (error.reason.value, error.message) == ("unknown_role", 2)
+    assert rejected({"messages": [end], **kind}).reason.value == "empty_messages"
+
+
+@pytest.mark.parametrize("version", ["mini-swe-agent-1", "mini-swe-agent-1.1"])
+def test_a_mini_swe_agent_file_is_one_conversation(tmp_path: Path, version: str) -> None:
+    """A trajectory file, indented over many lines, is one record with the messages that the model saw."""
+    seen: list[Json] = [{"role": "system", "content": "S"}, USER, {**ANSWER, "content": "```bash\nls\n```"}]
+    if version == "mini-swe-agent-1":
+        written = [*seen, {"role": "user", "content": "", "timestamp": 2.0}]
+        expected, notes = [*seen, {"role": "user", "content": ""}], {}
+    else:
+        # a call as litellm dumps it, with its nulls, and its result
+        seen.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
+        seen.append({"role": "tool", "content": "<returncode>1</returncode>", "tool_call_id": "c1"})
+        dumped = {**seen[3], "function_call": None, "provider_specific_fields": None, "extra": {"response": {"id": "r"}}}
+        written = [*seen[:3], dumped, {**seen[4], "extra": {}}, {"role": "exit", "content": "d", "extra": {"submission": "d"}}]
+        expected, notes = seen, {"exit_messages": 1}
+    document = {"info": {"exit_status": "Submitted"}, "messages": written, "trajectory_format": version, "instance_id": "a"}
+    path = tmp_path / "a.traj.json"
+    path.write_text(json.dumps(document, indent=2))
+    (chunk,) = plan([path])[1]
+    (row,) = read(chunk)
+    found = normalise(parse(row))
+    assert (found.messages, found.notes, found.tools) == (expected, notes, None)
 
 
 def test_prompt_and_completion() -> None:
@@ -232,6 +262,17 @@ def test_prompt_and_completion() -> None:
     assert normalise({"prompt": "q", "completion": "a"}).flags == (None, True)
     found = normalise({"prompt": [USER, ANSWER, USER], "completion": [{**ANSWER, "weight": 0}, ANSWER]})
     assert found.flags == (None, False, None, False, True)
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations", "history"])
+def test_turns_as_json_text(key: str) -> None:
+    """JSON text of a list of messages is that list, with its nulls; text that is none, or of something else, has its reason."""
+    turns = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    assert messages_of({key: json.dumps(turns), "tools": json.dumps([TOOL])}) == turns
+    for text in ("hi", "", "{}", '"[]"', "[NaN]", '[{"role": "user", "role": "user"}]', "[" * 100 + "]" * 100):
+        assert rejected({key: text}).reason.value == "no_messages"
+    assert rejected({key: "[]"}).reason.value == "empty_messages"
+    assert messages_of({"prompt": "[]", "completion": "[]"})[0]["content"] == "[]"
 
 
 def test_two_conversations_in_one_record() -> None:
@@ -304,6 +345,79 @@ def test_flags_are_read_and_removed(key: str) -> None:
         assert (found.flags, found.messages[1]) == ((None, bool(value)), {"role": "assistant", "content": "a"})
 
 
+def part(text: str, **fields: Any) -> Json:
+    """A text part with these further fields."""
+    return {"type": "text", "text": text, **fields}
+
+
+@pytest.mark.parametrize("key", ["train", "training", "trainable", "loss", "loss_mask", "weight"])
+def test_part_flags_are_ranges_of_the_joined_content(key: str) -> None:
+    """Each flagged part is a range of characters; equal neighbours are one, empty parts none, and a silent part is left open."""
+    parts = [
+        "ab",
+        part(""),
+        part("é\U0001f600", **{key: 1}),
+        part("x", **{key: True}),
+        part("", **{key: 0}),
+        part("yz", **{key: 0}),
+    ]
+    found = normalise(assistant(content=[*parts, part("open"), part("end", **{key: False})]))
+    assert found.messages[1] == {"role": "assistant", "content": "abé\U0001f600xyzopenend"}
+    assert (found.flags, found.part_flags) == ((None, None), ((), ((2, 5, True), (5, 7, False), (11, 14, False))))
+    assert normalise(assistant(content=["ab", part("c"), part("d", **{key: None})])).part_flags == ()
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": [part("c", **{key: 0})]}]
+    assert normalise({"conversations": turns, "system": [part("S", **{key: 0})]}).part_flags == (
+        ((0, 1, False),),
+        (),
+        ((0, 1, False),),
+    )
+
+
+flagged = st.builds(lambda text, flag: part(text, **({} if flag is None else {"train": flag})), texts, st.none() | st.booleans())
+
+
+@given(st.lists(flagged, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_part_flags_say_of_each_character_what_its_part_says(parts: list[Json]) -> None:
+    """Spread over the characters, the ranges give back the parts' flags; they are in order, not empty, and as few as can be."""
+    found = normalise(assistant(content=parts))
+    ranges = found.part_flags[1] if found.part_flags else ()
+    said: list[bool | None] = [None] * len(found.messages[1]["content"])
+    for start, end, flag in ranges:
+        assert start < end and said[start:end] == [None] * (end - start)
+        said[start:end] = [flag] * (end - start)
+    assert said == [one.get("train") for one in parts for _ in one["text"]]
+    assert all(a[1] < b[0] or a[2] != b[2] for a, b in pairwise(ranges)) and list(ranges) == sorted(ranges)
+
+
+def test_a_part_is_nearer_than_its_place_but_never_contradicts_its_message() -> None:
+    """A part may differ from what `prompt` and `completion` say, not from its message's flag, nor from a second telling."""
+    no, yes = (
+        {"role": "assistant", "content": [part("a", train=False)]},
+        {"role": "assistant", "content": [part("a", train=True)]},
+    )
+    found = normalise({"prompt": [USER, yes, USER], "completion": [no]})
+    assert (found.flags, found.part_flags) == ((None, False, None, True), ((), ((0, 1, True),), (), ((0, 1, False),)))
+    plain = {"role": "assistant", "content": "a"}
+    for both in ([no, plain], [plain, no], [no, {**no, "weight": 0}], [no, {**plain, "weight": 0}]):
+        data = {"messages": [USER, both[0]], "conversations": [USER, both[1]]}
+        assert normalise(data).part_flags == ((), ((0, 1, False),))
+    for first, second in ((no, yes), (yes, {**plain, "train": False}), ({**plain, "train": False}, yes)):
+        error = rejected({"messages": [USER, first], "conversations": [USER, second]})
+        assert (error.reason.value, error.message) == ("flag_conflict", 1)
+
+
+def test_is_error_is_a_boolean_of_a_tool_message() -> None:
+    """`is_error` stays with its tool message as true or false; null says nothing, and of other roles it is an unknown key."""
+    for value, expected in ((True, True), (False, False), (1, True), (0, False), (1.0, True)):
+        result = messages_of({"messages": [USER, {"role": "tool", "content": "x", "is_error": value}, ANSWER]})[1]
+        assert result["is_error"] is expected
+    assert "is_error" not in messages_of({"messages": [USER, {"role": "tool", "content": "x", "is_error": None}, ANSWER]})[1]
+    assert messages_of({"messages": [{**USER, "is_error": "?"}, ANSWER]})[0]["is_error"] == "?"
+    by_name = {"messages": [USER, {"role": "observation", "content": "x", "is_error": 1}, ANSWER]}
+    assert messages_of(by_name)[1]["is_error"] is True
+
+
 # --- rejections -------------------------------------------------------------------------------------------------------
 
 
@@ -340,10 +454,20 @@ def test_flags_are_read_and_removed(key: str) -> None:
         (assistant(content="a", tool_calls=[{"name": "f", "arguments": [1]}]), "bad_tool_arguments", 1),
         (assistant(content="a", train=True, weight=0), "flag_conflict", 1),
         (assistant(content="a", train=True, is_demo=True), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True}], train=False), "flag_conflict", 1),
+        (assistant(content=["b", {"type": "text", "text": "a", "loss": 0}], weight=1), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True}], is_demo=True), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": True, "weight": 0}]), "flag_conflict", 1),
+        (assistant(content=[{"type": "text", "text": "a", "weight": 0.5}]), "bad_flag", 1),
+        (assistant(content=[{"type": "text", "text": "a", "train": "no"}]), "bad_flag", 1),
         (assistant(content="a", weight=0.5), "bad_flag", 1),
         (assistant(content="a", loss_mask=[0, 1]), "bad_flag", 1),
         (assistant(content="a", train="yes"), "bad_flag", 1),
         (assistant(content="a", tool_call_ids=["a", "b"]), "bad_message", 1),
+        *(
+            ({"messages": [USER, {"role": "tool", "content": "x", "is_error": value}, ANSWER]}, "bad_message", 1)
+            for value in ("true", "false", "", 2, 0.5, {}, [True])
+        ),
         ({"messages": [USER, ANSWER], "tools": "{bad"}, "bad_tools", None),
         ({"messages": [USER, ANSWER], "tools": {"name": "f"}}, "bad_tools", None),
         ({"messages": [USER, ANSWER], "tools": ["f"]}, "bad_tools", None),

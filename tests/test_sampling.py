@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import chatmask
+from chatmask import pipeline
 from chatmask.cli import main
 from chatmask.conversation import normalise
 from chatmask.parsers.parser import Parser, load_parser
 from chatmask.policy import Policy, load_policy
-from chatmask.sampling import make
+from chatmask.sampling import explain, make
 from chatmask.trajectories import tags_of
 
 RAW = Path(__file__).resolve().parent.parent / "fixtures" / "swe_raw.jsonl"
@@ -185,11 +186,34 @@ def test_the_policy_is_part_of_what_was_built(tmp_path: Path) -> None:
         chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["split=per_turn"])
 
 
-@pytest.mark.parametrize("option", ["shuffle=true", "train_on=all_text"])
-def test_what_build_does_not_carry_out_is_refused(tmp_path: Path, option: str) -> None:
-    """An option that is not there yet is an error that names it, never ignored."""
-    with pytest.raises(chatmask.ChatmaskError, match=option.partition("=")[2].removesuffix("true") or "shuffle"):
-        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=[option])
+def test_all_text_trains_everything_but_what_is_flagged(tmp_path: Path) -> None:
+    """`train_on: all_text` makes every token a target, once; a flagged message and a failed step keep out with their whole text."""
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "r"}] * 2},
+        {
+            "messages": [
+                {"role": "user", "content": "secret", "train": False},
+                {"role": "assistant", "content": "a", "reasoning_content": "r"},
+            ]
+        },
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = chatmask.build(
+        tmp_path / "a.jsonl", "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["train_on=all_text"]
+    )
+    whole, flagged = chatmask.load(tmp_path / "d", allow_demo=True)
+    assert set(whole["loss_mask"]) == {1}
+    assert [span["message"] for span in whole["spans"]] == [0, 1, 2, 3]
+    assert 0 < sum(flagged["loss_mask"]) < len(flagged["loss_mask"])
+    assert [(span["message"], span["reason"]) for span in flagged["spans"]] == [(0, "flag"), (1, "")]
+    assert built.summary["turns"] == built.summary["trained_turns"] == 3
+
+
+@pytest.mark.parametrize("option", ["split=per_turn", "overlength=explode", "supervise_reasoning=false"])
+def test_all_text_goes_with_whole_records_only(tmp_path: Path, option: str) -> None:
+    """What would train a text several times, or only in part, is refused together with `train_on: all_text`."""
+    with pytest.raises(chatmask.ChatmaskError, match="all_text"):
+        chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=["train_on=all_text", option])
 
 
 @pytest.mark.parametrize("option", ["supervise_reasoning=false", "mask_from=role_header"])
@@ -279,3 +303,164 @@ def test_tags_come_from_the_spec() -> None:
     assert tags_of(parser.spec) is not None
     record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "<thinking>R.</think>A."}]}
     assert rows(parser, record)[0][1].text.endswith("<think>R.</think>A.<|role_end|>")
+
+
+# --- windows: what is counted and numbered within one --------------------------------------------------------------------------
+
+
+def long_talk(turns: int, **last: Any) -> dict[str, Any]:
+    """A conversation that needs several windows of 60 tokens; `last` changes its last answer."""
+    messages = [{"role": "system", "content": "Be brief."}]
+    for i in range(turns):
+        answer = {"role": "assistant", "content": f"<thinking>r{i}</thinking>Answer {i}."}
+        messages += [{"role": "user", "content": f"Question {i}?"}, answer]
+    messages[-1] |= last
+    return {"messages": messages}
+
+
+def test_windows_count_the_record_once() -> None:
+    """What was changed in a record is counted with its first window only; what a window shows of itself, with each."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    fields: dict[str, Any] = {"max_length": 60, "overlength": "explode", "strip_thinking": "all", "empty_think": "all"}
+    made = rows(parser, long_talk(8), **fields)
+    assert len(made) > 3
+    sums = sum((Counter(example.notes) for _, example in made), Counter[str]())
+    assert (sums["think_tags_rewritten"], sums["reasoning_stripped"], sums["empty_blocks"]) == (8, 8, 8)
+    assert [example.notes["turns_without_reasoning"] for _, example in made] == [len(example.spans) for _, example in made]
+
+
+def test_a_reject_in_a_window_names_the_message_of_the_record() -> None:
+    """A sample that was cut is refused with the message's number in the record, not in the window."""
+    parser = load_parser("ling-3.0", demo=True, overrides=["rewritten.emission=reject"])
+    record = long_talk(8)
+    for message in record["messages"]:
+        message["content"] = message["content"].rpartition(">")[2]
+    record["messages"][-1]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": "[1]"}}]
+    with pytest.raises(chatmask.RejectedRow) as whole:
+        rows(parser, record)
+    assert whole.value.message == 16
+
+    def refuse(part: Any, *_: Any, **__: Any) -> Any:
+        if len(part.messages) < 17:
+            raise chatmask.RejectedRow(chatmask.RejectReason.HEADER_NOT_FOUND, "made up", len(part.messages) - 1)
+        return real(part)
+
+    record["messages"][-1].pop("tool_calls")
+    real = parser.example
+    parser.example = refuse  # type: ignore[method-assign]
+    with pytest.raises(chatmask.RejectedRow, match=r"message 16: made up") as cut:
+        rows(parser, record, max_length=60, overlength="last_turns")
+    assert cut.value.message == 16
+
+
+def test_explain_names_messages_as_the_record_does(tmp_path: Path) -> None:
+    """`--explain` of a record in windows names every trained message once, by its place in the record; spans count within the sample."""
+    path = tmp_path / "raw.jsonl"
+    path.write_text(json.dumps(long_talk(6)) + "\n")
+    options = ["max_length=60", "overlength=explode"]
+    lines = list(explain(path, 1, "ling-3.0-thinking", demo=True, policy_overrides=options))
+    named = [line.partition("trains messages ")[2].partition(";")[0] for line in lines if "trains messages" in line]
+    assert len(named) > 2
+    assert [int(i) for text in named for i in text.split(", ")] == [2, 4, 6, 8, 10, 12]
+    built = chatmask.build(path, "ling-3.0-thinking", tmp_path / "d", demo=True, policy_overrides=options)
+    for row in chatmask.load(built.dataset, allow_demo=True):
+        assert row["spans"][0].message == 2
+
+
+SYSTEM_POLICIES: list[dict[str, Any]] = [
+    {"tool_error": "mask", "bare_text_tool_call": "mask"},
+    {"split": "per_turn", "strip_thinking": "context", "empty_think": "target", "mask_from": "role_header"},
+    {"split": "exact", "tool_error": "drop"},
+    {"max_length": 900, "overlength": "explode", "supervise_reasoning": False},
+]
+
+
+@pytest.mark.parametrize("fields", SYSTEM_POLICIES)
+@pytest.mark.parametrize("spec", ["qwen3-thinking", "ling-3.0-thinking"])
+def test_a_system_text_of_the_spec_changes_no_choice(spec: str, fields: dict[str, Any]) -> None:
+    """With a system text added by the spec a policy makes the rows that it makes where the data has that text itself; spans, turns,
+    rewritten turns, parity and reasons count messages as the data does, one less."""
+    added, plain = load_parser(spec, demo=True, overrides=["system=You mend code."]), load_parser(spec, demo=True)
+    for record in RECORDS[::4]:
+        whole = normalise(record)
+        bare = {"messages": [m for m in whole.messages if m["role"] != "system"], "tools": whole.tools}
+        given = {**bare, "messages": [{"role": "system", "content": "You mend code."}, *bare["messages"]]}
+        ours, theirs = rows(added, bare, oracle=True, **fields), rows(plain, given, oracle=True, **fields)
+        assert len(ours) == len(theirs)
+        for (a_sample, a), (b_sample, b) in zip(ours, theirs, strict=True):
+            assert (a.input_ids, a.loss_mask) == (b.input_ids, b.loss_mask)
+            shown = [(s.message, s.start, s.end, s.trained, s.reason) for s in a.spans]
+            assert shown == [(s.message - 1, s.start, s.end, s.trained, s.reason) for s in b.spans]
+            assert [turn.message for turn in a.turns] == [turn.message - 1 for turn in b.turns] == [s.message for s in a.spans]
+            assert dict(a.rewritten) == {i - 1: kind for i, kind in b.rewritten.items()}
+            assert [(p.message, p.kind) for p in a.parity] == [(p.message - 1, p.kind) for p in b.parity]
+            assert a_sample.untrained == {i - 1: reason for i, reason in b_sample.untrained.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["max_length=900", "overlength=explode", "variants=2", "strip_probability=0.5"],
+        ["split=exact", "validation=0.3", "shuffle=true"],
+        ["split=per_turn", "variants=2", "strip_probability=0.5", "dedup=true", "max_no_thinking_ratio=0.5", "shuffle=true"],
+    ],
+)
+def test_every_mode_writes_the_same_bytes_with_any_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """One, two and three workers write equal files, whatever the policy asks of one record or of the whole build."""
+    monkeypatch.setattr(pipeline, "MIN_CHUNK", 16_000)
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(RAW.read_bytes()[: RAW.read_bytes().index(b"\n") + 1])
+    made = []
+    for workers in (1, 2, 3):
+        out = tmp_path / str(workers)
+        built = chatmask.build(
+            [RAW, again], "ling-3.0-auto", out, demo=True, workers=workers, parity="off", policy_overrides=options
+        )
+        assert len(built.manifest["shards"]) > 2
+        made.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert made[0] == made[1] == made[2]
+
+
+# --- records that train nothing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+def test_flags_alone_that_leave_nothing_are_a_reject(split: str) -> None:
+    """A record all of whose turns are flagged off in the data is refused in every split mode, in the words of `Parser.parse`; one
+    without an assistant turn as well."""
+    parser = load_parser("ling-3.0", demo=True)
+    flagged = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "train": False}]
+    for messages, reason in ((flagged, "zero_supervision"), (flagged[:1], "no_assistant_turn")):
+        found = []
+        for refuse in (
+            lambda m=messages: parser.parse({"messages": m}),
+            lambda m=messages: rows(parser, {"messages": m}, split=split),
+        ):
+            with pytest.raises(chatmask.RejectedRow) as caught:
+                refuse()
+            found.append(str(caught.value))
+            assert reason.split("_", maxsplit=1)[0] in caught.value.reason
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+@pytest.mark.parametrize("rule", ["mask", "drop"])
+def test_a_rule_that_leaves_nothing_drops_the_record(split: str, rule: str) -> None:
+    """Where a rule takes the last turn that could be trained, flags or the template having taken the others, the record is `dropped`
+    with the rule's name; where only the template did, it is a reject."""
+    call = {"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    failed = [{"role": "assistant", **call, "reasoning_content": "Try."}, {"role": "tool", "content": "no", "is_error": True}]
+    question, parser = {"role": "user", "content": "q"}, load_parser("qwen3-thinking", demo=True)
+    flagged = {"role": "assistant", "content": "a", "train": False}
+    thought = {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    for before in ([], [flagged, question], *([[thought, question]] if split == "trajectory" else [])):
+        made = make(normalise({"messages": [question, *before, *failed]}), policy(split=split, tool_error=rule), parser, "k")
+        assert not made.rows
+        assert max(made.dropped, key=lambda reason: made.dropped[reason]) in ("tool_error", "context", "flag")
+        assert made.dropped["tool_error"] >= 1
+    if split == "trajectory":
+        last = {"role": "assistant", "content": "b", "train": False}
+        with pytest.raises(chatmask.RejectedRow, match="history_rewritten"):
+            rows(parser, {"messages": [question, thought, question, last]}, tool_error=rule)

@@ -140,6 +140,13 @@ def _tagged_trace(parser: Parser, sample: Sample) -> Traced:
     return sample.tagged
 
 
+def strings_of_message(parser: Parser, sample: Sample, message: int) -> list[tuple[int, int]]:
+    """Where the input strings of a message stand in the final text, as far as the template lets them be followed."""
+    traced = _tagged_trace(parser, sample)
+    at = sample.shield.restore(traced.text, parser.control)[2] if sample.shield else int
+    return [(at(a), at(b)) for owner, a, b in traced.strings if owner == message and b > a]
+
+
 def _inline_kept(parser: Parser, message: Mapping[str, Any]) -> bool:
     """Think tags left in content on purpose: the template may move what is between them."""
     content = message.get("content")

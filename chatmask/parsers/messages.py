@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..conversation import Conversation
+from ..conversation import REASONING_UNKNOWN, Conversation
 from ..errors import RejectedRow, RejectReason
 from ..records import loads
 from ..templates.spec import TemplateSpec, Thinking
+from .parts import Marked, marked
 from .specforge import KEPT_FIELDS
 from .thinking import check_option, reasoning_of, split_inline, unwrapped
 
@@ -23,17 +25,19 @@ class Prepared:
         spec: the concrete spec (never `auto`).
         messages: distinct dictionaries in OpenAI form, arguments in the template's form.
         tools: tool schemas or None.
-        flags: one training flag per message; None where the data does not say.
         added_system: True when the spec's system text was put in front (message indices are then one higher than in the data).
         notes: counts, such as `reasoning_stripped`.
+        excluded: assistant messages that the data keeps from training as a whole, and why (`Conversation.excluded`).
+        parts: assistant messages whose content has parts with flags of their own.
     """
 
     spec: TemplateSpec
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
-    flags: tuple[bool | None, ...]
     added_system: bool = False
     notes: dict[str, int] = field(default_factory=dict)
+    excluded: Mapping[int, str] = field(default_factory=dict)
+    parts: Mapping[int, Marked] = field(default_factory=dict)
 
     @property
     def given(self) -> list[dict[str, Any]]:
@@ -65,11 +69,15 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
     spec = spec.for_sample(any(reasoning_of(message) for message in messages))
     if spec.tool_call_ids is not None:
         messages = with_call_ids(messages, spec.tool_call_ids, notes)
-    flags = conversation.flags
     added_system = spec.system is not None and (not messages or messages[0]["role"] != "system")
+    excluded, parts = {}, {}
+    for i, message in enumerate(conversation.messages):
+        if message["role"] == "assistant" and (why := conversation.excluded(i)):
+            excluded[i + added_system] = why
+        elif message["role"] == "assistant" and (said := conversation.parts_of(i)):
+            parts[i + added_system] = marked(message, messages[i], said, conversation.flags[i], spec.thinking)
     if added_system:
         messages = [{"role": "system", "content": spec.system}, *messages]
-        flags = (None, *flags)
     check_option(messages, spec)
     prepared = [_message(message, i - added_system, spec, null_content) for i, message in enumerate(messages)]
     if spec.specforge is not None:
@@ -80,9 +88,10 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
         loads(json.dumps(conversation.tools, sort_keys=True).encode())
         if spec.sort_tools and conversation.tools
         else conversation.tools,
-        flags,
         added_system,
         notes,
+        excluded,
+        parts,
     )
 
 
@@ -150,7 +159,7 @@ def joined(message: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any], index: int, spec: TemplateSpec, null_content: str | None) -> dict[str, Any]:
-    result = dict(message)
+    result = {key: value for key, value in message.items() if key != REASONING_UNKNOWN}
     if result.get("content") is None:
         result["content"] = null_content
     reasoning = result.pop("reasoning_content", None)

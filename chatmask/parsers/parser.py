@@ -12,27 +12,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..canonical import first_unequal
-from ..conversation import Conversation, normalise
+from ..conversation import MAX_MESSAGES, Conversation, normalise
 from ..encoding import Encoded, Ids, Request, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
 from ..templates.environment import constants
+from ..templates.preserve import Gate, preserved
 from ..templates.probe import AGENT, CHAT, SYSTEM, TOOLS, Report, compile_probe
 from ..templates.registry import SpecLike, load_spec, packaged_template
 from ..templates.spec import TemplateSpec
 from ..templates.tracing import ChatTemplate, Gap, Traced
 from ..tokenizers import Tokenizer, demo_tokenizer, load_tokenizer
+from ..trajectories import in_spec_tags, tags_of
 from . import specforge
-from .dropped import check_dropped, check_foreign
+from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
+from .parts import untrained_ranges
+from .prefixes import Cut, Unsound, cut_examples
+from .prerendered import Learned, is_prerendered, learn, read_prerendered
 from .shapes import Filled, Shapes
 from .shielding import Control, Fragments, Shield, find_quoted, strings_of
 from .thinking import reasoning_of
@@ -46,10 +51,12 @@ class Choice:
     Attributes:
         mask_from: `prompt`, or `role_header`: a think block that the server writes itself is trained too (AReaL).
         reasoning: False leaves reasoning and its closing tag out.
+        all_text: everything is a target, prompts and template text too, but for messages that are flagged or ruled out.
     """
 
     mask_from: str = "prompt"
     reasoning: bool = True
+    all_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,11 @@ class Parser:
     def __init__(self, spec: TemplateSpec, tokenizer: Tokenizer, check: bool = True) -> None:
         self.spec = spec
         self.loaded = tokenizer
-        self.template_text = _template_text(spec, tokenizer)
-        self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
         self.variants = [spec.for_sample(True), spec.for_sample(False)] if spec.thinking.mode == "auto" else [spec]
+        self.stock_text = _template_text(spec, tokenizer)
+        self.gates: tuple[Gate, ...] = ()
+        self.template_text = self._preserved() if spec.preserve_thinking else self.stock_text
+        self.template = ChatTemplate(self.template_text, dict(tokenizer.special_tokens), spec.date)
         named = [text for variant in self.variants for text in (*variant.assistant.headers, *variant.assistant.ends)]
         named += [variant.assistant.history_end for variant in self.variants if variant.assistant.history_end]
         named += [tag for tag in (spec.thinking.open, spec.thinking.close) if tag]
@@ -129,6 +138,8 @@ class Parser:
         written = [*constants(self.template_text), *(v for v in tokenizer.special_tokens.values() if isinstance(v, str))]
         self.fragments = Fragments(self.control, written)
         self.shapes = Shapes(self)
+        self.short_ways = True  # cuts and shapes; the same rows come out without them
+        self.compared_records = 0
         self.null_content: str | None = ""
         self.renders_tools = True
         self.predicts = True
@@ -136,6 +147,29 @@ class Parser:
         if check:
             for variant in self.variants:
                 compile_probe(self, variant).raise_if_failed()
+
+    def _preserved(self) -> str:
+        """The template without its history gate; keeps what was changed. Raises SpecError where there is nothing to preserve."""
+        spec = self.variants[0]
+        if spec.thinking.mode != "on":
+            raise SpecError(
+                f"the spec {self.spec.name}: preserve_thinking: thinking is {spec.thinking.mode}, so there is no reasoning to preserve; "
+                "take the spec of this model with thinking on"
+            )
+        special = dict(self.loaded.special_tokens)
+        try:
+            found = preserved(self.stock_text, special, spec.kwargs, spec.date, spec.thinking.join, spec.tool_arguments)
+        except SpecError as error:
+            raise SpecError(f"the spec {self.spec.name} on the template of {self.loaded.name}: {error}") from None
+        self.gates = found.gates
+        return str(found.source)
+
+    @cached_property
+    def stock(self) -> ChatTemplate:
+        """The template before `preserve_thinking`, traced the same way."""
+        template = ChatTemplate(self.stock_text, dict(self.loaded.special_tokens), self.spec.date)
+        template.tagged = self.template.tagged
+        return template
 
     def _put_together(self) -> dict[str, int]:
         """Added tokens that the template writes in pieces (`'<|' + role + '|>'`): they stand in no constant, but in its renderings."""
@@ -151,6 +185,11 @@ class Parser:
             if _looks_like_a_tag(token.content) and any(token.content in text for text in texts)
         }
 
+    def thinks(self, conversation: Conversation) -> bool:
+        """Does any assistant turn of a conversation have reasoning, once its blocks are read."""
+        tags = tags_of(self.spec)
+        return any(reasoning_of(m) for m in in_spec_tags(conversation, tags).messages if m["role"] == "assistant")
+
     @cached_property
     def tokenizer(self) -> Any:
         """The transformers tokenizer."""
@@ -165,11 +204,30 @@ class Parser:
         Raises:
             RejectedRow: with `.reason`, when the conversation cannot be trained on as the spec demands.
         """
-        if isinstance(record, Conversation):
-            return self.example(record)
-        if not isinstance(record, Mapping):
+        return self.example(self.conversation(record))
+
+    def conversation(self, record: Mapping[str, Any] | Conversation) -> Conversation:
+        """Read a record as `build` does without a policy: normalised, reasoning in the spec's own tags. Arguments, errors as `parse`."""
+        if not isinstance(record, (Conversation, Mapping)):
             raise RejectedRow(RejectReason.NOT_AN_OBJECT, f"found a {type(record).__name__}")
-        return self.example(normalise(record, roles=self.spec.roles))
+        read = record if isinstance(record, Conversation) else self.read(record)
+        return in_spec_tags(read, tags_of(self.spec))
+
+    def read(self, data: Mapping[str, Any], max_messages: int = MAX_MESSAGES) -> Conversation:
+        """A record of any shape as a conversation, before any policy; of a rendered text (`{"text": ...}`) the one that it was
+        rendered from.
+
+        Raises:
+            RejectedRow: as `conversation.normalise`; `text_not_reproduced` for a text that the spec does not render.
+        """
+        if is_prerendered(data):
+            return read_prerendered(data, self, max_messages)
+        return normalise(data, self.spec.roles, max_messages)
+
+    @cached_property
+    def learned(self) -> Learned:
+        """What the template writes around contents; found out when the first rendered text is read."""
+        return learn(self)
 
     def example(
         self,
@@ -223,52 +281,77 @@ class Parser:
                 f"content quotes a control token, and {self.loaded.name} cannot encode it as text: {self.encoder.unquotable}",
             )
         emissions = self._emissions(sample, rewritten, untrained or {}, choice)
+        if choice.all_text:
+            emissions = _all_text(sample, emissions, conversation.flags)
         if checks.reference and not rendering.quoted and rendering.text != self._plain_text(sample):
             raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
         return Layout(sample, rewritten, breaks, asked, emissions, choice, checks)
 
     def shape(self, conversation: Conversation) -> Filled | None:
         """A plain chat's text without the template (`shapes.py`); None where `layout` must do it. For the fast tokenizer only."""
-        return self.shapes.fill(conversation) if self.encoder.fast is not None else None
+        return self.shapes.fill(conversation) if self.short_ways and self.encoder.fast is not None else None
 
-    def finish_filled(self, filled: Sequence[Filled]) -> list[Example | RejectedRow]:
-        """As `finish`, for what `shape` gave; what cannot be done by shape is laid out first."""
+    def finish(self, drafts: Sequence[Layout | Filled | Cut]) -> list[Example | RejectedRow]:
+        """The second half of `example`, for many: encode and mask. What a row is refused for stands in its place.
+
+        Raises:
+            Unsound: a short way gave something else than the long way.
+        """
+        made: dict[int, Example | RejectedRow] = {}
+        filled = [(i, one) for i, one in enumerate(drafts) if isinstance(one, Filled)]
+        cuts: dict[int, list[tuple[int, Cut]]] = {}
+        for i, one in enumerate(drafts):
+            if isinstance(one, Cut):
+                cuts.setdefault(id(one.base), []).append((i, one))
+        laid = [(i, one) for i, one in enumerate(drafts) if isinstance(one, Layout)]
+        requests = [self._request(one, [cut.end for _, cut in cuts.get(id(one), ())]) for _, one in laid]
+        for (i, layout), request, encoded in zip(laid, requests, self.encoder.encode_many(requests), strict=True):
+            try:
+                made[i] = whole = self._finished(layout, request, encoded)
+            except RejectedRow as error:
+                made[i] = error
+                made.update({n: error for n, _ in cuts.get(id(layout), ())})
+                continue
+            own = cuts.get(id(layout), [])
+            for (n, cut), example in zip(own, cut_examples(self, [cut for _, cut in own], encoded, whole), strict=True):
+                made[n] = example or self._laid_out(
+                    cut.conversation, {s.message: "context" for s in whole.spans[: cut.turns - 1]}
+                )
+        for (i, one), example in zip(filled, self._finish_filled([one for _, one in filled]), strict=True):
+            made[i] = example or self._laid_out(one.conversation, {})
+        return [made[i] for i in range(len(drafts))]
+
+    def _finish_filled(self, filled: Sequence[Filled]) -> Iterable[Example | None]:
+        if not filled:
+            return []
         anchors = [[border for _, *borders in one.shape.spans for border in borders] for one in filled]
-        encoded = self.encoder.encode_filled(
-            [(one.text, one.shape.controls, borders) for one, borders in zip(filled, anchors, strict=True)]
-        )
-        made = [_filled(one, *found) if found else None for one, found in zip(filled, encoded, strict=True)]
-        return [example or self._by_layout(one.conversation) for example, one in zip(made, filled, strict=True)]
+        texts = [(one.text, one.shape.controls, borders) for one, borders in zip(filled, anchors, strict=True)]
+        return [found and _filled(one, *found) for one, found in zip(filled, self.encoder.encode_filled(texts), strict=True)]
 
-    def _by_layout(self, conversation: Conversation) -> Example | RejectedRow:
+    def _laid_out(self, conversation: Conversation, untrained: Mapping[int, str]) -> Example | RejectedRow:
         try:
-            return self.example(conversation)
+            return self.example(conversation, untrained=untrained)
         except RejectedRow as error:
             return error
 
-    def finish(self, layouts: Sequence[Layout]) -> list[Example | RejectedRow]:
-        """The second half of `example`, for many: encode and mask. What a row is refused for stands in its place."""
-        encoded = self.encoder.encode_many([self._request(layout) for layout in layouts])
-        finished: list[Example | RejectedRow] = []
-        for layout, one in zip(layouts, encoded, strict=True):
-            try:
-                finished.append(self._finished(layout, one))
-            except RejectedRow as error:
-                finished.append(error)
-        return finished
-
-    def _request(self, layout: Layout) -> Request:
+    def _request(self, layout: Layout, more: Sequence[int] = ()) -> Request:
         rendering = layout.sample.rendering
-        borders = [border for emission in layout.emissions for border in (emission.start, emission.end)]
-        if layout.choice != Choice() and layout.asked:
+        borders = [border for one in layout.emissions for pair in ((one.start, one.end), *one.parts) for border in pair]
+        if layout.asked:
             borders += [border for turn in layout.sample.turns for border in (turn.start, turn.end)]
-        return Request(rendering.text, rendering.controls, borders, bool(rendering.quoted))
+        return Request(rendering.text, rendering.controls, [*borders, *more], bool(rendering.quoted))
 
-    def _finished(self, layout: Layout, encoded: Encoded) -> Example:
+    def _finished(self, layout: Layout, request: Request, encoded: Encoded) -> Example:
         sample, ids, emissions = layout.sample, encoded.ids, layout.emissions
         spec, rendering = sample.prepared.spec, sample.rendering
         shift = int(sample.prepared.added_system)
-        if layout.checks.reference and not rendering.quoted and (different := self.encoder.differs_from_whole(rendering.text, ids)):
+        if layout.checks.reference and self.encoder.fast is not None and (different := self.encoder.agrees(request, ids)):
+            raise Unsound("fast_tokenizer", different)
+        if (
+            layout.checks.reference
+            and not rendering.quoted
+            and (different := self.encoder.differs_from_whole(rendering.text, ids))
+        ):
             raise TokenizerError(
                 f"{self.loaded.name}: text cut at control tokens has other ids than the whole text ({different}), which the check at load "
                 "did not show; please report this tokenizer"
@@ -288,11 +371,14 @@ class Parser:
         parity: tuple[ParityBreak, ...] = ()
         if layout.asked:
             served_spans = spans
-            if layout.choice != Choice():
+            if layout.choice != Choice() or any(emission.parts for emission in emissions):
                 # the prefix ends where the turn begins, whatever part of it is trained
                 plain = [Emission(turn.message, turn.start, turn.end, turn.reason) for turn in sample.turns]
                 served_spans = mask_tokens(encoded.edges, len(ids), plain, spec.straddle, whole_end)[1]
-            parity = self._parity(layout, ids, {span.message: span for span in served_spans})
+            parity = self.parity(sample, layout.breaks, layout.asked, ids, {span.message: span for span in served_spans})
+        notes = self.notes_of(sample)
+        if layout.asked and spec.preserve_thinking:
+            notes["preserved_turns"] = self._preserved_turns(sample)
         return Example(
             text=rendering.text,
             ids=ids,
@@ -302,26 +388,36 @@ class Parser:
             control_text=rendering.quoted,
             straddles=straddles,
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
-            notes={k: v for k, v in self.notes_of(sample).items() if k != "content_dropped"},
+            notes={k: v for k, v in notes.items() if k != "content_dropped"},
             parity=parity,
-            turns=tuple(sample.turns),
+            turns=tuple(replace(turn, message=turn.message - shift) for turn in sample.turns) if shift else tuple(sample.turns),
+            compared=len(layout.asked),
         )
 
     def notes_of(self, sample: Sample) -> dict[str, int]:
         """Counts of the normalisation and of the turns' ends."""
+        return {**sample.prepared.notes, **self.counts(sample.prepared.spec, sample.prepared.messages, sample.turns)}
+
+    def counts(self, spec: TemplateSpec, messages: Sequence[dict[str, Any]], turns: Sequence[Turn]) -> dict[str, int]:
+        """Counts of what the turns of a sample are like."""
         counts = {
-            "end_rewritten": sum(turn.end_rewritten for turn in sample.turns),
-            "untrained_stops": sum(not turn.stopped for turn in sample.turns),
+            "end_rewritten": sum(turn.end_rewritten for turn in turns),
+            "untrained_stops": sum(not turn.stopped for turn in turns),
         }
-        spec, messages = sample.prepared.spec, sample.prepared.messages
         if spec.thinking.mode == "on" and not spec.thinking.strip:
-            counts["turns_without_reasoning"] = sum(not reasoning_of(messages[turn.message]) for turn in sample.turns)
+            counts["turns_without_reasoning"] = sum(not reasoning_of(messages[turn.message]) for turn in turns)
         counts["empty_answers"] = sum(
             not (reasoning_of(m) or m.get("tool_calls") or (m.get("content") or "").strip())
             for m in messages
             if m["role"] == "assistant"
         )
-        return {**sample.prepared.notes, **{name: n for name, n in counts.items() if n}}
+        return {name: n for name, n in counts.items() if n}
+
+    def _preserved_turns(self, sample: Sample) -> int:
+        """How many turns the stock template would have written otherwise (asked on the rows that the oracle sees)."""
+        spec = sample.prepared.spec
+        both = [template.trace(sample.shown, sample.tools, **spec.kwargs) for template in (self.template, self.stock)]
+        return sum(_pieces(both[0], turn.message) != _pieces(both[1], turn.message) for turn in sample.turns)
 
     # --- rendering --------------------------------------------------------------------------------------------------------
 
@@ -486,8 +582,8 @@ class Parser:
             message = turn.message - sample.prepared.added_system  # as the data counts
             if message in untrained:
                 reason = untrained[message]
-            elif sample.prepared.flags[turn.message] is False:
-                reason = "flag"
+            elif turn.message in sample.prepared.excluded:
+                reason = sample.prepared.excluded[turn.message]
             elif turn.reason:
                 reason = turn.reason
             elif treatment == "mask":
@@ -497,7 +593,14 @@ class Parser:
                 start = turn.header + len(self._role_header(sample, turn))
             if not choice.reasoning and reasoning_of(sample.prepared.messages[turn.message]):
                 start = self._behind_reasoning(sample, turn)
-            emissions.append(Emission(turn.message, start, turn.end, reason))
+            parts: tuple[tuple[int, int], ...] = ()
+            found = sample.prepared.parts.get(turn.message)
+            if found is not None and not reason:
+                own = [one for one in sample.turns if one.message == turn.message]
+                strings = partial(strings_of_message, self, sample, turn.message)
+                parts = untrained_ranges(sample.rendering.text, own, found, strings, kind != "emission", message)
+                parts = tuple((max(a, start), min(b, turn.end)) for a, b in parts if a < turn.end and b > start)
+            emissions.append(Emission(turn.message, start, turn.end, reason, parts, found.reason if found and parts else ""))
         return emissions
 
     def _role_header(self, sample: Sample, turn: Turn) -> str:
@@ -546,13 +649,22 @@ class Parser:
                 breaks[turn.message] = first_difference(served[0], prefix)
         return breaks
 
-    def _parity(self, layout: Layout, ids: Ids, spans: Mapping[int, Span]) -> tuple[ParityBreak, ...]:
-        sample, breaks = layout.sample, layout.breaks
+    def parity(
+        self, sample: Sample, breaks: Mapping[int, str], asked: Sequence[Turn], ids: Ids, spans: Mapping[int, Span]
+    ) -> tuple[ParityBreak, ...]:
+        """Compare what stands before turns with what the server would have sent.
+
+        Args:
+            sample: of the turns.
+            breaks: turns whose text differs, with the difference.
+            asked: the turns whose ids are compared, too.
+            ids, spans: of the sample; a span for each turn.
+        """
         stable = sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
         shift = sample.prepared.added_system
         found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]
         # a broken text has been said; the others' ids may still differ
-        prompts = {turn.message: self.served(sample, turn.message) for turn in layout.asked if turn.message not in breaks}
+        prompts = {turn.message: self.served(sample, turn.message) for turn in asked if turn.message not in breaks}
         requests = {i: Request(text, controls) for i, served in prompts.items() if served for text, controls in [served]}
         if not sample.rendering.quoted:
             requests = {i: replace(request, quoted=False) for i, request in requests.items()}
@@ -565,6 +677,22 @@ class Parser:
                 detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
                 found.append(ParityBreak(i - shift, "tokens", bool(same), detail))
         return tuple(found)
+
+
+def _all_text(sample: Sample, turns: Sequence[Emission], flags: Sequence[bool | None]) -> list[Emission]:
+    """The whole text, parted where messages begin; what stands before the first one's range goes with it."""
+    found = sorted((min(start for start, _ in ranges), message) for message, ranges in sample.rendering.ranges.items())
+    starts = [(0, found[0][1] if found else 0), *found[1:]]
+    ends = [*(start for start, _ in starts[1:]), len(sample.rendering.text)]
+    own = {emission.message: emission for emission in turns}
+    shift = int(sample.prepared.added_system)
+    emissions = []
+    for (message, start), end in zip(((message, start) for start, message in starts), ends, strict=True):
+        turn = own.get(message)
+        said = flags[message - shift] if message >= shift else None
+        reason = turn.reason if turn else "flag" if said is False else ""
+        emissions.append(Emission(message, start, end, reason, turn.parts if turn else (), turn.part_reason if turn else ""))
+    return emissions
 
 
 def _filled(filled: Filled, ids: Ids, tokens: Sequence[int]) -> Example | None:
@@ -599,6 +727,12 @@ def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any
         return turn
     blanks = content[len(content.rstrip()) :]
     return replace(turn, end=turn.end + len(blanks)) if rendering.text.startswith(blanks, turn.end) else turn
+
+
+def _pieces(traced: Traced, message: int) -> list[str]:
+    """What a template wrote while it worked on a message, or, where structure does not show that, between its neighbours' texts."""
+    ranges = traced.ranges().get(message) or [(gap.before, gap.after) for gap in traced.gaps().get(message, [])]
+    return [traced.text[start:end] for start, end in ranges]
 
 
 def _encodable(text: str) -> bool:

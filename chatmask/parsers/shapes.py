@@ -22,6 +22,7 @@ from jinja2 import nodes
 from ..conversation import Conversation
 from ..errors import RejectedRow, TemplateError
 from ..templates.environment import environment
+from ..trajectories import KNOWN_TAGS
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ MAX_MESSAGES = 16  # longer conversations seldom share a shape
 MAX_SHAPES = 2000
 # filters and tests that ask a string through its own methods, or not at all; `tojson` is watched (`ChatTemplate.json_written`)
 FILTERS = frozenset({"trim", "tojson", "string", "default", "d", "list", "items", "length", "count", "join", "first", "last"})
-TESTS = frozenset({"defined", "undefined", "none", "string", "mapping", "iterable", "boolean", "true", "false", "number", "eq", "ne"})
+TESTS = frozenset(
+    {"defined", "undefined", "none", "string", "mapping", "iterable", "boolean", "true", "false", "number", "eq", "ne"}
+)
 Anchor = tuple[int, str]  # a border: behind which control token, and the text between
 
 
@@ -62,7 +65,6 @@ class Shape:
     rewritten: Mapping[int, str]
     reasons: Mapping[int, str]
     notes: Mapping[str, int]
-
 
     def takes(self, text: Any, trimmed: bool) -> bool:
         """Would this string be treated as the shape's was?"""
@@ -158,7 +160,8 @@ class Shapes:
         rendering, prepared = sample.rendering, sample.prepared
         log, template = _Log(), self.parser.template
         shown = [
-            {name: Opaque(value, log) if value in strings else value for name, value in message.items()} for message in sample.shown
+            {name: Opaque(value, log) if value in strings else value for name, value in message.items()}
+            for message in sample.shown
         ]
         written = template.json_written
         try:
@@ -185,7 +188,8 @@ class Shapes:
                 return None
             spans.append((turn.message, start, end))
         thinking = prepared.spec.thinking
-        asked = {*log.held, *thinking.option_text.values(), *(tag for tag in (thinking.open, thinking.close) if tag)}
+        known = [tag for pair in KNOWN_TAGS for tag in pair]  # `trajectories` may read what lies between them as reasoning
+        asked = {*log.held, *known, *thinking.option_text.values(), *(tag for tag in (thinking.open, thinking.close) if tag)}
         return Shape(
             tuple(parts),
             tuple(fields),
@@ -255,7 +259,7 @@ class Opaque(str):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __contains__(self, part: str) -> bool:
+    def __contains__(self, part: object) -> bool:
         return self._holds(part)
 
     def _holds(self, part: Any) -> bool:
@@ -278,16 +282,16 @@ class Opaque(str):
         self.log.spoiled = self.log.spoiled or bool(chars and chars.strip())
         return self
 
-    strip = lstrip = rstrip = _trimmed  # type: ignore[assignment]
+    strip = lstrip = rstrip = _trimmed
 
-    def split(self, sep: Any = None, maxsplit: Any = -1) -> list[str]:  # type: ignore[override]
+    def split(self, sep: Any = None, maxsplit: Any = -1) -> list[str]:
         """Of a string that does not hold `sep`."""
         self._holds(sep)
         return [self]
 
-    rsplit = split  # type: ignore[assignment]
+    rsplit = split
 
-    def replace(self, old: Any, new: Any, count: Any = -1) -> Opaque:  # type: ignore[override]
+    def replace(self, old: Any, new: Any, count: Any = -1) -> Opaque:
         """Of a string that does not hold `old`."""
         self._holds(old)
         return self
@@ -319,7 +323,7 @@ class _Watched:
 _ORDER = {"__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 for _name in ((set(dir(str)) - set(dir(object))) | _ORDER) - set(vars(Opaque)) - {"__add__", "__getnewargs__"}:
     setattr(Opaque, _name, _spoiling(_name))
-Opaque.__iter__ = _Watched  # type: ignore[assignment]
+setattr(Opaque, "__iter__", _Watched)  # noqa: B010  (mypy takes an assignment for a mistake)
 
 
 def _seen_through(source: str) -> bool:

@@ -180,7 +180,12 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int, contro
     template closes the message before (Jamba), before it (Yi: the user's turn writes it), or across it."""
     for at in _candidates(rendering, header, start, stop):
         begin = at - len(header)
-        if begin >= 0 and at <= stop and rendering.text.startswith(header, begin) and rendering.count_controls(begin, at) == controls:
+        if (
+            begin >= 0
+            and at <= stop
+            and rendering.text.startswith(header, begin)
+            and rendering.count_controls(begin, at) == controls
+        ):
             return at
     return None
 
@@ -199,7 +204,7 @@ def _candidates(rendering: Rendering, header: str, start: int, stop: int) -> Ite
         yield begin + len(header)
         lead = end
     begin = max(0, start - len(header))
-    while 0 <= (begin := text.find(header, begin, start + len(header) - 1)):
+    while (begin := text.find(header, begin, start + len(header) - 1)) >= 0:
         yield begin + len(header)
         begin += 1
 

@@ -26,12 +26,14 @@ class InlineLookups(CodeGenerator):
     reports: frozenset[str] = frozenset()
 
     @optimizeconst
-    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
         """`x.name`: the item of a dictionary, or an attribute of the loop."""
         name = node.attr
         if name not in DICT_ATTRIBUTES:
             value = self.temporary_identifier()
-            self.write(f"(({value}[{name!r}] if {name!r} in {value} else undefined(obj={value}, name={name!r})) if type({value} := ")
+            self.write(
+                f"(({value}[{name!r}] if {name!r} in {value} else undefined(obj={value}, name={name!r})) if type({value} := "
+            )
             self.visit(node.node, frame)
             self.write(") is dict else ")
             if name in LOOP_ATTRIBUTES and isinstance(node.node, nodes.Name) and node.node.name == "loop":
@@ -41,7 +43,7 @@ class InlineLookups(CodeGenerator):
             super().visit_Getattr(node, frame)
 
     @optimizeconst
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
         """`x['name']` of a dictionary."""
         if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
             value, key = self.temporary_identifier(), repr(node.arg.value)
@@ -52,7 +54,7 @@ class InlineLookups(CodeGenerator):
             super().visit_Getitem(node, frame)
 
     @optimizeconst
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
         """`x.strip('...')` of a string, and chatmask's own reports."""
         plain = not (forward_caller or node.kwargs or node.dyn_args or node.dyn_kwargs)
         function = node.node
@@ -73,7 +75,9 @@ class InlineLookups(CodeGenerator):
             self.visit(function.node, frame)
             # as jinja2 writes a call in the sandbox, with the object named instead of written out
             scope = "".join(
-                f", {name}={name}" for name, given in (("_loop_vars", frame.loop_frame), ("_block_vars", frame.block_frame)) if given
+                f", {name}={name}"
+                for name, given in (("_loop_vars", frame.loop_frame), ("_block_vars", frame.block_frame))
+                if given
             )
             self.write(f") is str else environment.call(context, environment.getattr({value}, {function.attr!r})")
             self.signature(node, frame)

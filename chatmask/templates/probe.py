@@ -369,7 +369,13 @@ def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
         shown = "; without reasoning ".join(", then ".join(found) for found in forms)
         claim = "history_header stands before earlier turns"
         findings.append(
-            Finding(claim, "history (at least in the first turn)", shown, any(found[0] == "history" for found in forms))
+            Finding(
+                claim,
+                # without its history gate a template may write the served header everywhere
+                "history (at least in the first turn)" + (", or nowhere" if spec.preserve_thinking else ""),
+                shown,
+                spec.preserve_thinking or any(found[0] == "history" for found in forms),
+            )
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Treatment = Literal["train", "mask", "reject"]
+PRESERVES = "preserves thinking: not what a server with the stock template sends"
 
 # fields that cannot change a mask: names, words, and where tokenizers are to be had
 _NOT_IN_HASH = {"name", "extends", "description", "note", "family", "verified", "reference", "tokenizer", "demo_template"}
@@ -185,6 +186,11 @@ class TemplateSpec(_Strict):
         None, description="packaged .jinja that stands in for the tokenizer's template under --demo"
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="template variables, always passed")
+    preserve_thinking: bool = Field(
+        False,
+        description="rewrite the template so that the reasoning of every turn is written as that of the last one (docs/preserve.md); "
+        "breaks parity with a server that has the stock template; implies `thinking.in_history: kept`",
+    )
     roles: dict[str, str] = Field(default_factory=dict, description="role in the data -> system, user, assistant or tool")
     system: str | None = Field(None, description="system text where the data has none; `none` adds nothing")
     assistant: Assistant
@@ -205,6 +211,14 @@ class TemplateSpec(_Strict):
     special_in_content: Literal["text", "reject", "allow"] = Field("text", description="control tokens quoted in content")
     specforge: SpecForge | None = Field(None, description="spans by SpecForge's rules in place of ours; only for `specforge/*`")
     date: str | None = Field(None, description="YYYY-MM-DD that `strftime_now` returns, for templates that print the date")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preserved_is_kept(cls, data: Any) -> Any:
+        # also over an inherited `dropped`: the rewritten template keeps reasoning, and the probe checks that it does
+        if isinstance(data, dict) and data.get("preserve_thinking") is True and isinstance(data.get("thinking", {}), dict):
+            return {**data, "thinking": {**data.get("thinking", {}), "in_history": "kept"}}
+        return data
 
     @field_validator("system")
     @classmethod
@@ -252,6 +266,11 @@ class TemplateSpec(_Strict):
         data = self.model_dump(exclude={"off"})
         on, off = (merge(data, {"thinking": {"mode": mode}}) for mode in ("on", "off"))
         return TemplateSpec.model_validate(on), TemplateSpec.model_validate(merge(off, self.off or {}))
+
+    @property
+    def warning(self) -> str:
+        """What a user must be told wherever the spec is shown; empty for most."""
+        return PRESERVES if self.preserve_thinking else ""
 
     @property
     def sha256(self) -> str:

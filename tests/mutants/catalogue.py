@@ -37,6 +37,8 @@ MUTANTS = (
     Mutant("end token lost", _MASKING, _SET, "mask[first : last - 1] = 1"),
     Mutant("token behind the end trained", _MASKING, _SET, "mask[first : last + 1] = 1"),
     Mutant("everything behind the first header trained", _MASKING, _SET, "mask[first:] = 1"),
+    Mutant("untrained parts trained", _MASKING, "mask[touched] = 0", "pass"),
+    Mutant("a token across a part's border trained", _MASKING, "(ends[first:last] > start)", "(starts[first:last] >= start)"),
     Mutant("last turn only", _MASKING, "if not emission.reason:\n", "if not emission.reason and emission is emissions[-1]:\n"),
     Mutant("untrained turns trained", _MASKING, "if not emission.reason:\n", "if True:\n"),
     Mutant("straddle flipped", _MASKING, 'first -= straddle == "include"', 'first -= straddle == "exclude"'),
@@ -148,7 +150,7 @@ MUTANTS = (
     ),
     Mutant("the next header trained", _SPECFORGE, "pair[spec.specforge.until_included]", "pair[1]"),
     Mutant("ignored text trained", _SPECFORGE, "for literal in spec.specforge.ignore\n", "for literal in ()\n"),
-    Mutant("flags ignored", _PARSER, "if sample.prepared.flags[turn.message] is False:", "if False:"),
+    Mutant("flags ignored", _PARSER, "elif turn.message in sample.prepared.excluded:", "elif False:"),
     Mutant("zero supervision passes", _PARSER, "if not mask.any():", "if False:"),
     Mutant("rewritten turns trained", _PARSER, "getattr(spec.rewritten, kind) if kind else", '"train" if kind else'),
     Mutant(
@@ -183,7 +185,7 @@ MUTANTS = (
         "spec.for_sample(any(reasoning_of(message) for message in messages))",
         "spec.for_sample(False)",
     ),
-    Mutant("flags slip by one", _MESSAGES, "flags = (None, *flags)", "flags = (*flags, None)"),
+    Mutant("flags slip by one", _MESSAGES, "excluded[i + added_system] = why", "excluded[i] = why"),
     Mutant("arguments stay text", _MESSAGES, 'parsed if form == "dict" else arguments', "arguments"),
     Mutant(
         "arguments always an object", _MESSAGES, 'parsed if form == "dict" else json.dumps(parsed, ensure_ascii=False)', "parsed"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import chatmask
+from chatmask.conversation import normalise
 from chatmask.templates.environment import environment
 from tests import public_cases
 from tests.properties import forms, made_up, oracles
@@ -39,6 +40,18 @@ def _turns(spec: str) -> None:
     _all_hold(partial(oracles.check_turns, oracles.parser_of(spec, "demo")), oracles.good(spec, 1, 6))
 
 
+def _inline() -> None:
+    """What a parser refuses of a conversation that no policy went through before."""
+    parser = oracles.parser_of("qwen3-thinking", "demo")
+    for answer in ({"content": "<think>a"}, {"content": "<think>a</think>b", "reasoning_content": "c"}):
+        talk = [{"role": "user", "content": "q"}, {"role": "assistant", **answer}]
+        try:
+            parser.example(normalise({"messages": talk}))
+        except chatmask.RejectedRow:
+            continue
+        raise AssertionError(f"taken: {answer}")
+
+
 def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every check by name, in order."""
     for spec in oracles.SPECS:
@@ -46,6 +59,7 @@ def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     for case in public_cases.CASES:
         if not case.overrides:
             yield f"case {case.report} {case.spec}", partial(public_cases.check_case, case)
+    yield "inline blocks", _inline
     yield "drops", made_up.check_drops
     yield "added system", made_up.check_added_system
     yield "argument forms", made_up.check_argument_forms

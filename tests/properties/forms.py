@@ -268,7 +268,23 @@ def check_specforge_rules() -> None:
     assert spans(talk, ignore=["<|im_end|>\n"]) == [(1, True, f"A {quote}")]
 
 
+def check_parts() -> None:
+    """Parts with a flag against them are not trained, nor is a token across their border; the rest of the turn is."""
+    parser = chatmask.load_parser("qwen3-instruct", demo=True)
+    user = {"role": "user", "content": "Go."}
+    for parts, kept in (
+        ([("Well.\n", None), ("Not this.\n", False), ("Yes.", True)], ["Well.\n", "Yes.<|im_end|>"]),
+        ([("Well", None), (".", False), (" Yes.", None)], ["Well", " Yes.<|im_end|>"]),
+        ([("It i", None), ("s", False), (" 4.", None)], ["It", " 4.<|im_end|>"]),
+    ):
+        content = [{"type": "text", "text": text, **({} if train is None else {"train": train})} for text, train in parts]
+        found = parser.parse({"messages": [user, {"role": "assistant", "content": content}]})
+        shown = [parser.loaded.decode(found.ids[span.start : span.end]) for span in found.spans if span.trained]
+        assert shown == kept, shown
+
+
 CHECKS = (
+    check_parts,
     check_joined_reasoning,
     check_joined_forms_survive,
     check_a_block_that_the_prompt_opens_is_closed,
