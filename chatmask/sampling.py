@@ -17,7 +17,7 @@ from .conversation import Conversation
 from .errors import InputError, OptionError, RejectedRow, RejectReason
 from .example import Example, Span, by_turn
 from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
-from .parsers.prefixes import Cut, Unsound, cuts_of, run_end
+from .parsers.prefixes import Cut, Unsound, cuts_of, run_of
 from .parsers.shapes import Filled
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
@@ -139,30 +139,39 @@ def _cut(
     samples: Sequence[Sample], policy: Policy, parser: Parser, checks: Checks
 ) -> list[Layout | Filled | Cut | RejectedRow] | None:
     """Samples of `per_turn` as cuts of the longest ones (`parsers/prefixes.py`); None where each must be laid out by itself."""
-    same = (
-        policy.strip_thinking != "context"
-        and policy.empty_think != "target"
-        and (policy.mask_from, policy.supervise_reasoning)
-        == (
-            "prompt",
-            True,
-        )
-    )
-    if not parser.short_ways or policy.split != "per_turn" or not same or len(samples) < 2 or samples[0].conversation.part_flags:
+    if not parser.short_ways or policy.split != "per_turn" or len(samples) < 2 or samples[0].conversation.part_flags:
         return None
     layouts: list[Layout | Filled | Cut | RejectedRow] = []
-    for _, group in itertools.groupby(
-        samples, lambda sample: (sample.variant, run_end(sample.conversation, len(sample.conversation.messages)))
-    ):
+    for _, group in itertools.groupby(samples, lambda sample: (sample.variant, run_of(sample.conversation))):
         *others, longest = group
         base = _layout(longest, policy, parser, checks)
-        if others:
-            found = None
-            if isinstance(base, Layout):
-                found = cuts_of(parser, base, [sample.conversation for sample in others], checks.turns)
-            layouts += found if found is not None else [_layout(sample, policy, parser, checks) for sample in others]
+        found = _cuts(others, longest, base, policy, parser, checks) if others and isinstance(base, Layout) else None
+        layouts += found if found is not None else [_layout(sample, policy, parser, checks) for sample in others]
         layouts.append(base)
     return layouts
+
+
+def _cuts(
+    others: Sequence[Sample], longest: Sample, base: Layout, policy: Policy, parser: Parser, checks: Checks
+) -> list[Cut] | None:
+    context = longest.conversation.messages
+    if any(
+        one is not other and one != other
+        for sample in others
+        for one, other in zip(sample.conversation.messages[:-1], context[: len(sample.conversation.messages) - 1], strict=True)
+    ):
+        return None
+    own = {len(sample.conversation.messages) - 1: sample.conversation.messages[-1] for sample in others}
+    whole: Layout | RejectedRow = base
+    if any(context[i] is not message and context[i] != message for i, message in own.items()):
+        messages = [own.get(i, message) for i, message in enumerate(context)]
+        whole = _layout(
+            replace(longest, conversation=replace(longest.conversation, messages=messages)), policy, parser, NO_CHECKS
+        )
+    if not isinstance(whole, Layout):
+        return None
+    moved = policy.mask_from != "prompt" or not policy.supervise_reasoning
+    return cuts_of(parser, base, whole, [sample.conversation for sample in others], checks.turns, moved)
 
 
 def encode(drafts: Sequence[Draft]) -> list[list[Example | RejectedRow]]:

@@ -85,6 +85,7 @@ class Layout:
         breaks: message -> first difference to the served prompt, as text.
         asked: the turns that are compared with the served prompt.
         emissions: one for each turn.
+        changed: assistant message -> a turn before it, behind the same user message, is rewritten.
     """
 
     sample: Sample
@@ -94,6 +95,7 @@ class Layout:
     emissions: list[Emission]
     choice: Choice
     checks: Checks
+    changed: Mapping[int, bool]
 
 
 @dataclass
@@ -262,8 +264,8 @@ class Parser:
         """The first half of `example`: all but tokens, so that many can be encoded in one go (`finish`)."""
         sample = self.sample(conversation)
         spec, rendering = sample.prepared.spec, sample.rendering
-        rewritten = {} if spec.specforge else self._rewritten(sample)
-        # where roles come in another order than question and answer, or the template goes its own ways, `_rewritten` may be wrong: ask
+        rewritten, changed = ({}, {}) if spec.specforge else self.rewriting(sample)
+        # where roles come in another order than question and answer, or the template goes its own ways, `rewriting` may be wrong: ask
         irregular = _irregular(sample.prepared.messages)
         unsure = not spec.specforge and (irregular or (not spec.prefix_stable and not self.predicts))
         every = unsure or (spec.rewritten.context != "train" and not (spec.prefix_stable or spec.specforge))
@@ -285,7 +287,7 @@ class Parser:
             emissions = _all_text(sample, emissions, conversation.flags)
         if checks.reference and not rendering.quoted and rendering.text != self._plain_text(sample):
             raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
-        return Layout(sample, rewritten, breaks, asked, emissions, choice, checks)
+        return Layout(sample, rewritten, breaks, asked, emissions, choice, checks, changed)
 
     def shape(self, conversation: Conversation) -> Filled | None:
         """A plain chat's text without the template (`shapes.py`); None where `layout` must do it. For the fast tokenizer only."""
@@ -304,18 +306,22 @@ class Parser:
             if isinstance(one, Cut):
                 cuts.setdefault(id(one.base), []).append((i, one))
         laid = [(i, one) for i, one in enumerate(drafts) if isinstance(one, Layout)]
-        requests = [self._request(one, [cut.end for _, cut in cuts.get(id(one), ())]) for _, one in laid]
-        for (i, layout), request, encoded in zip(laid, requests, self.encoder.encode_many(requests), strict=True):
+        requests = [self._request(one, [cut.head for _, cut in cuts.get(id(one), ())]) for _, one in laid]
+        tails = [cut.request for _, one in laid for _, cut in cuts.get(id(one), ())]
+        encoded = self.encoder.encode_many([*requests, *tails])
+        ends = iter(encoded[len(requests) :])
+        for (i, layout), request, own in zip(laid, requests, encoded, strict=False):
+            below = [(n, cut, next(ends)) for n, cut in cuts.get(id(layout), ())]
             try:
-                made[i] = whole = self._finished(layout, request, encoded)
+                made[i] = longest = self._finished(layout, request, own)
             except RejectedRow as error:
                 made[i] = error
-                made.update({n: error for n, _ in cuts.get(id(layout), ())})
+                made.update({n: error for n, _, _ in below})
                 continue
-            own = cuts.get(id(layout), [])
-            for (n, cut), example in zip(own, cut_examples(self, [cut for _, cut in own], encoded, whole), strict=True):
+            examples = cut_examples(self, [cut for _, cut, _ in below], own, longest, [tail for _, _, tail in below])
+            for (n, cut, _), example in zip(below, examples, strict=True):
                 made[n] = example or self._laid_out(
-                    cut.conversation, {s.message: "context" for s in whole.spans[: cut.turns - 1]}
+                    cut.conversation, {s.message: s.reason or "context" for s in longest.spans[: cut.place]}
                 )
         for (i, one), example in zip(filled, self._finish_filled([one for _, one in filled]), strict=True):
             made[i] = example or self._laid_out(one.conversation, {})
@@ -537,8 +543,8 @@ class Parser:
 
     # --- policy -----------------------------------------------------------------------------------------------------------
 
-    def _rewritten(self, sample: Sample) -> dict[int, str]:
-        """Which turns are rendered otherwise than served, from the final rendering alone.
+    def rewriting(self, sample: Sample) -> tuple[dict[int, str], dict[int, bool]]:
+        """Which turns are rendered otherwise than served, from the final rendering alone, and before which ones that was so already.
 
         A turn's own emission and header are looked at; that an *earlier* turn's rewriting changed the context is told from when
         the template rewrites (`trigger`, found by the probe for turns with and without reasoning): where it does so at a later user
@@ -547,6 +553,7 @@ class Parser:
         spec, messages = sample.prepared.spec, sample.prepared.messages
         close_id = self.control.get(spec.thinking.close or "")
         found: dict[int, str] = {}
+        before: dict[int, bool] = {}
         changed = False  # a turn of this user segment is rewritten
         segment = -1
         for turn in sample.turns:
@@ -554,6 +561,7 @@ class Parser:
             if users:
                 changed = False
             segment = turn.message
+            before[turn.message] = changed
             if not keeps_reasoning(sample.rendering, turn, messages[turn.message], spec, close_id):
                 found[turn.message] = "emission"
             elif turn.form == "history" or changed:
@@ -562,7 +570,7 @@ class Parser:
             changed = changed or (
                 own and self.trigger.get((spec.thinking.mode, bool(reasoning_of(messages[turn.message])))) == "user"
             )
-        return found
+        return found, before
 
     def _emissions(
         self, sample: Sample, rewritten: Mapping[int, str], untrained: Mapping[int, str], choice: Choice
@@ -649,6 +657,15 @@ class Parser:
                 breaks[turn.message] = first_difference(served[0], prefix)
         return breaks
 
+    def stable(self, sample: Sample) -> bool:
+        """Does the spec say that what stands before a turn is what the server sent."""
+        return sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
+
+    @staticmethod
+    def difference(served: str, trained: str) -> str:
+        """As `first_difference`."""
+        return first_difference(served, trained)
+
     def parity(
         self, sample: Sample, breaks: Mapping[int, str], asked: Sequence[Turn], ids: Ids, spans: Mapping[int, Span]
     ) -> tuple[ParityBreak, ...]:
@@ -660,8 +677,7 @@ class Parser:
             asked: the turns whose ids are compared, too.
             ids, spans: of the sample; a span for each turn.
         """
-        stable = sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
-        shift = sample.prepared.added_system
+        stable, shift = self.stable(sample), sample.prepared.added_system
         found = [ParityBreak(i - shift, "text", not stable, detail) for i, detail in breaks.items()]
         # a broken text has been said; the others' ids may still differ
         prompts = {turn.message: self.served(sample, turn.message) for turn in asked if turn.message not in breaks}

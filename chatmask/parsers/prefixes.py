@@ -1,32 +1,32 @@
-"""Samples that are prefixes of one another: rendered and encoded once, cut at the turns' ends.
+"""Samples that share their beginning: rendered and encoded once, and cut.
 
-Split `per_turn` makes a sample of each turn, with all that came before it. Where no user message lies between two of them, templates write the
-shorter one as the beginning of the longer one (a template that rewrites history does so at user messages, or the probe has said
-otherwise). So of each such run only the longest is laid out, and the others are cut from it; some of them, in each record, are
-rendered themselves and compared, and a difference ends the use of cuts (`Unsound`).
+Split `per_turn` makes a sample of each turn, with all that came before it as context. Where no user message lies between two of
+them, templates write the shorter context as the beginning of the longer one (one that rewrites history does so at user messages,
+or at the last turn, whose header then differs). So of each such run only the longest sample is laid out. Any other is its text up
+to the turn's header, and the turn as it is written when it is the last: with the served header, and with what the policy leaves
+it (its reasoning, where context has none). Some of them, in each record, are rendered themselves and compared; a difference ends
+the use of cuts (`Unsound`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..conversation import Conversation
-from ..encoding import Encoded
+from ..encoding import Control, Encoded, Request
 from ..errors import TemplateError
-from ..example import Example, Span
-from ..masking import bounds
-from .turns import Turn
+from ..example import Example, ParityBreak, Span
+from ..masking import Emission, bounds
 
 if TYPE_CHECKING:
     from .parser import Layout, Parser
 
-COMPARED = 2  # cuts of one run that are rendered themselves, besides those of the first records
-ALL_COMPARED = 3  # records of which every cut is
+ALL_COMPARED = 3  # records of a part of the input of which every cut is rendered
 
 
 class Unsound(Exception):
@@ -39,118 +39,179 @@ class Unsound(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """A sample that is the beginning of another.
+    """A sample that shares its beginning with another.
 
     Attributes:
         base: the longest sample of the run.
         conversation: this one.
-        end: characters of the base's text that are this sample's.
-        turns: how many of the base's turns it has; the last of them is trained.
-        asked: compare that turn's prompt with what the server would have sent.
+        place: which of the base's turns is its last, the one that is trained.
+        head: characters of the base's text in front of that turn's header.
+        tail: the turn's own text, header and what the template writes behind it included.
+        controls: the control tokens in it.
+        emission: the turn's characters in it.
+        context: the turn stands behind one that history has rewritten.
+        asked: compare the turn's prompt with what the server would have sent.
     """
 
     base: Layout
     conversation: Conversation
-    end: int
-    turns: int
-    asked: bool
+    place: int
+    head: int
+    tail: str
+    controls: tuple[Control, ...]
+    emission: Emission
+    context: bool
+    asked: bool = False
+
+    @property
+    def text(self) -> str:
+        """The sample's text."""
+        return self.base.sample.rendering.text[: self.head] + self.tail
+
+    @property
+    def request(self) -> Request:
+        """What is to be encoded of it."""
+        return Request(self.tail, self.controls, (self.emission.start, self.emission.end), quoted=False)
 
 
-def run_end(conversation: Conversation, end: int) -> int:
-    """The last user message before `end`: samples that end behind the same one are a run."""
-    return next((i for i in range(end - 1, -1, -1) if conversation.messages[i]["role"] == "user"), -1)
+def run_of(conversation: Conversation) -> int:
+    """The last user message of a sample; those that end behind the same one are a run."""
+    return next((i for i in range(len(conversation.messages) - 1, -1, -1) if conversation.messages[i]["role"] == "user"), -1)
 
 
-def cuts_of(parser: Parser, base: Layout, conversations: Sequence[Conversation], asked: int) -> list[Cut] | None:
+def cuts_of(
+    parser: Parser, base: Layout, whole: Layout, conversations: Sequence[Conversation], asked: int, moved: bool
+) -> list[Cut] | None:
     """Cut samples out of the longest of them, or None where they must be laid out one by one.
 
     Args:
         parser: of the spec.
-        base: the longest sample, laid out, all other turns untrained.
+        base: the longest sample, laid out, all turns but its last untrained.
+        whole: the same with every turn as it is where it is the last one; the base itself where policies leave context alone.
         conversations: the others, each ending with an assistant message, in ascending length.
         asked: at how many of them the prompt is compared with what the server would have sent.
+        moved: the trained part of a turn does not begin right behind its header.
 
     Raises:
-        Unsound: a sample is not the beginning of the base.
+        Unsound: a sample is not what was cut.
     """
-    sample, spec = base.sample, base.sample.prepared.spec
-    rendering = sample.rendering
-    thinks = spec.thinking.mode
-    usual = not (
-        rendering.quoted or rendering.gaps or parser.encoder.whole_only or spec.specforge or sample.prepared.added_system
-    )
-    if not usual or sample.prepared.notes or spec.tool_call_ids is not None or not parser.predicts:
+    spec = base.sample.prepared.spec
+    if parser.encoder.whole_only or spec.specforge or spec.tool_call_ids is not None or not parser.predicts:
         return None
-    if parser.spec.thinking.mode == "auto" and any(
-        parser.thinks(conversation) != (thinks == "on") for conversation in conversations
+    if any(
+        layout.sample.rendering.quoted
+        or layout.sample.rendering.gaps
+        or layout.sample.prepared.added_system
+        or layout.sample.prepared.notes
+        or layout.sample.prepared.spec != spec
+        for layout in (base, whole)
     ):
         return None
-    places = {turn.message: n for n, turn in enumerate(sample.turns)}
+    if parser.spec.thinking.mode == "auto" and any(parser.thinks(one) != (spec.thinking.mode == "on") for one in conversations):
+        return None
+    before = {turn.message: (n, turn) for n, turn in enumerate(base.sample.turns)}
+    last = {turn.message: (turn, emission) for turn, emission in zip(whole.sample.turns, whole.emissions, strict=True)}
+    messages, rendering = base.sample.prepared.messages, whole.sample.rendering
     cuts = []
     for conversation in conversations:
         target = len(conversation.messages) - 1
         following = rendering.ranges.get(target + 1)
-        turn: Turn | None = sample.turns[places[target]] if target in places else None
-        if turn is None or not following or not turn.stopped or base.rewritten.get(target):
+        if target not in before or target not in last or not following:
             return None
-        end = min(start for start, _ in following)
-        if turn.end > end:
+        (place, head), (turn, emission) = before[target], last[target]
+        end, context = min(start for start, _ in following), base.changed.get(target, False)
+        usual = turn.stopped and not turn.end_rewritten and turn.end <= end and whole.rewritten.get(target) != "emission"
+        if not usual or (context and spec.rewritten.context != "train"):
             return None
-        cuts.append(Cut(base, conversation, end, places[target] + 1, False))
-    _compare(parser, cuts)
+        if not (_at_control(base, head.header) and _at_control(whole, turn.header)):
+            return None  # text may only be cut where a control token begins
+        tail, start = rendering.text[turn.header : end], emission.start - turn.header
+        if turn.form == "history":
+            if moved:
+                return None
+            header = spec.assistant.served_header(target > 0 and messages[target - 1]["role"] == "tool")
+            tail, start = header + rendering.text[turn.start : end], len(header)
+        stop = start + turn.end - emission.start
+        controls = tuple(parser.encoder.cut(tail))
+        cuts.append(Cut(base, conversation, place, head.header, tail, controls, Emission(target, start, stop), context))
+    _compare(parser, cuts, whole)
     chosen = set(np.linspace(0, len(cuts) - 1, min(asked, len(cuts))).round().astype(int).tolist()) if asked else set()
-    return [Cut(c.base, c.conversation, c.end, c.turns, n in chosen) for n, c in enumerate(cuts)]
+    return [replace(cut, asked=n in chosen) for n, cut in enumerate(cuts)]
 
 
-def _compare(parser: Parser, cuts: Sequence[Cut]) -> None:
+def _at_control(layout: Layout, position: int) -> bool:
+    return next(layout.sample.rendering.controls_from(position), (-1, -1, -1))[0] == position
+
+
+def _compare(parser: Parser, cuts: Sequence[Cut], whole: Layout) -> None:
     """Render some of the cuts themselves."""
     everything = parser.compared_records < ALL_COMPARED
     parser.compared_records += 1
-    # the shortest, and one that differs from record to record
-    chosen = cuts if everything else {0: cuts[0], **({n: cuts[n]} if (n := len(cuts) * 7 // 11) else {})}.values()
-    for cut in chosen:
-        sample = cut.base.sample
-        shown = sample.shown[: len(cut.conversation.messages)]
+    # otherwise the shortest, and one that differs from record to record
+    for cut in cuts if everything else dict.fromkeys((cuts[0], cuts[len(cuts) * 7 // 11])):
+        sample, target = cut.base.sample, cut.emission.message
+        shown = [*sample.shown[:target], whole.sample.shown[target]]
         try:
             text = parser.template.render(shown, sample.tools, **sample.prepared.spec.kwargs)
         except TemplateError as error:
             raise Unsound("prefix_cuts", str(error)) from None
-        if text != sample.rendering.text[: cut.end]:
-            raise Unsound("prefix_cuts", f"{len(text)} characters of a sample that was cut at {cut.end}")
+        if text != cut.text:
+            raise Unsound("prefix_cuts", f"message {target}: the template writes {len(text)} characters, cut are {len(cut.text)}")
 
 
-def cut_examples(parser: Parser, cuts: Sequence[Cut], encoded: Encoded, whole: Example) -> list[Example | None]:
-    """The examples of the cuts of one base, from its ids, edges and spans (one a turn); None where no token of the turn is trained."""
+def cut_examples(
+    parser: Parser, cuts: Sequence[Cut], encoded: Encoded, longest: Example, tails: Sequence[Encoded]
+) -> list[Example | None]:
+    """The examples of the cuts of one base; None where no token of the turn is trained.
+
+    Args:
+        parser: of the spec.
+        cuts: in ascending length.
+        encoded, longest: the base's ids and edges, and its example.
+        tails: of each cut, encoded.
+    """
     if not cuts:
         return []
     base = cuts[0].base
-    sample = base.sample
-    spec = sample.prepared.spec
-    across = list(accumulate(bounds(encoded.edges, emission, spec.straddle)[2] for emission in base.emissions))
-    texts = base.sample.rendering.text
+    sample, spec = base.sample, base.sample.prepared.spec
+    across = [0, *accumulate(bounds(encoded.edges, emission, spec.straddle)[2] for emission in base.emissions)]
     made: list[Example | None] = []
-    for cut in cuts:
-        end, span = encoded.edges[cut.end], whole.spans[cut.turns - 1]
-        if span.end <= span.start or end.over:
+    for cut, tail in zip(cuts, tails, strict=True):
+        shift, target = encoded.edges[cut.head].token, cut.emission.message
+        first, last, straddles = bounds(tail.edges, cut.emission, spec.straddle)
+        if last <= first:
             made.append(None)
             continue
-        mask = np.zeros(end.token, np.uint8)
-        mask[span.start : span.end] = 1
-        messages, turns = sample.prepared.messages[: len(cut.conversation.messages)], tuple(sample.turns[: cut.turns])
-        ids, turn = encoded.ids[: end.token], turns[-1]
-        breaks = parser.served_text_breaks(sample, [turn]) if cut.asked else {}
-        made.append(
-            Example(
-                text=texts[: cut.end],
-                ids=ids,
-                mask=mask,
-                spans=(*whole.spans[: cut.turns - 1], Span(span.message, span.start, span.end, True, "")),
-                rewritten={i: kind for i, kind in base.rewritten.items() if i < len(messages)},
-                straddles=across[cut.turns - 1],
-                notes={**cut.conversation.notes, **parser.counts(spec, messages, turns)},
-                parity=parser.parity(sample, breaks, [turn], ids, {span.message: span}) if cut.asked else (),
-                turns=turns,
-                compared=int(cut.asked),
-            )
+        ids = np.concatenate((encoded.ids[:shift], tail.ids))
+        mask = np.zeros(len(ids), np.uint8)
+        mask[shift + first : shift + last] = 1
+        span = Span(target, shift + first, shift + last, True, "")
+        messages, turns = sample.prepared.messages[: target + 1], tuple(sample.turns[: cut.place + 1])
+        rewritten = {i: kind for i, kind in base.rewritten.items() if i < target}
+        if cut.context:
+            rewritten[target] = "context"
+        example = Example(
+            text="",
+            ids=ids,
+            mask=mask,
+            spans=(*longest.spans[: cut.place], span),
+            rewritten=rewritten,
+            straddles=across[cut.place] + straddles,
+            notes={**cut.conversation.notes, **parser.counts(spec, messages, turns)},
+            turns=turns,
         )
+        made.append(_asked(parser, cut, example, span) if cut.asked else example)
     return made
+
+
+def _asked(parser: Parser, cut: Cut, example: Example, span: Span) -> Example:
+    """The example with its turn's prompt compared with what the server would have sent."""
+    sample, turn = cut.base.sample, example.turns[-1]
+    served = parser.served(sample, turn.message)
+    prefix = sample.rendering.text[: cut.head] + cut.tail[: cut.emission.start]
+    breaks: tuple[ParityBreak, ...]
+    if served is not None and served[0] != prefix:
+        breaks = (ParityBreak(turn.message, "text", not parser.stable(sample), parser.difference(served[0], prefix)),)
+    else:
+        breaks = parser.parity(sample, {}, [turn], example.ids, {span.message: span})
+    return replace(example, parity=breaks, compared=1)

@@ -351,7 +351,7 @@ def _last_id(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample
 
 def _history(parser: Parser, spec: TemplateSpec, findings: list[Finding], sample: Any, two: Conversation) -> None:
     thinks = spec.thinking.mode == "on"
-    rewritten = parser._rewritten(sample)
+    rewritten = parser.rewriting(sample)[0]
     first = sample.turns[0]
     if thinks:
         found = "dropped" if rewritten.get(first.message) == "emission" else "kept"
@@ -514,7 +514,7 @@ def _triggers(parser: Parser, spec: TemplateSpec, called: Conversation, two: Con
         except RejectedRow:
             return False
         turn = sample.turns[0]
-        return turn.form == "history" or parser._rewritten(sample).get(turn.message) == "emission"
+        return turn.form == "history" or parser.rewriting(sample)[0].get(turn.message) == "emission"
 
     for thinks in (True, False) if spec.thinking.mode == "on" else (False,):
         chain, chat = (conversation if thinks else _thoughtless(conversation) for conversation in (called, two))
@@ -538,7 +538,7 @@ def _stability(parser: Parser, spec: TemplateSpec, findings: list[Finding], conv
             continue
         found_here = parser.served_text_breaks(sample)
         breaks = breaks or found_here
-        predicted = parser._rewritten(sample)
+        predicted = parser.rewriting(sample)[0]
         lost = {i for i, kind in predicted.items() if kind == "emission"}
         parser.predicts = parser.predicts and set(predicted) - lost == set(found_here) - lost
     found = "stable" if not breaks else f"not stable: turn {next(iter(breaks))} {next(iter(breaks.values()))}"
