@@ -75,4 +75,11 @@ def _short(value: object) -> str:
 
 def first_unequal(a: Sequence[Any], b: Sequence[Any]) -> int:
     """The first index at which two sequences differ; the length of the shorter one where it begins the other."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # a[:low] and b[:low] are equal; comparing slices is much faster than comparing one by one
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
