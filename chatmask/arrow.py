@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -174,12 +175,12 @@ def _numbers(values: npt.NDArray[Any], dtype: pa.DataType) -> Any:
     return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(cast(Any, np.ascontiguousarray(values)))])
 
 
-def _bools(values: list[bool]) -> Any:
+def _bools(values: Sequence[bool]) -> Any:
     bits = np.packbits(np.array(values, np.bool_), bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits.tobytes())])
 
 
-def _strings(values: list[str]) -> Any:
+def _strings(values: Sequence[str]) -> Any:
     encoded = [value.encode() for value in values]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.Array.from_buffers(
@@ -191,12 +192,13 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
     """Make one record batch of fresh arrays (a slice of a larger one would give other bytes for equal rows)."""
     offsets = _numbers(np.cumsum([0, *(len(row.input_ids) for row in rows)], dtype=np.int64), pa.int64())
     spans = [span for row in rows for span in row.spans]
+    message, start, end, trained, reason = zip(*spans, strict=True) if spans else ((), (), (), (), ())
     span_values: list[Any] = [
-        _numbers(np.array([span.message for span in spans], np.int32), pa.int32()),
-        _numbers(np.array([span.start for span in spans], np.int32), pa.int32()),
-        _numbers(np.array([span.end for span in spans], np.int32), pa.int32()),
-        _bools([span.trained for span in spans]),
-        _strings([span.reason for span in spans]),
+        _numbers(np.array(message, np.int32), pa.int32()),
+        _numbers(np.array(start, np.int32), pa.int32()),
+        _numbers(np.array(end, np.int32), pa.int32()),
+        _bools(trained),
+        _strings(reason),
     ]
     source: list[Any] = [
         _strings([row.file for row in rows]),

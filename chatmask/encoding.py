@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,31 @@ class Request:
 
 
 Anchor = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Texts of one shape: with the same control tokens in the same order, and the same borders (behind which of them, and the text
+    between)."""
+
+    texts: Sequence[str]
+    controls: Sequence[int]
+    anchors: Sequence[Anchor]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a `Filling` gave, text by text.
+
+    Attributes:
+        ids: int32 `[tokens]` each.
+        certain: whether the control tokens are the expected ones and all borders clean; nothing else is to be used where not.
+        tokens: the token at each border.
+    """
+
+    ids: Sequence[Ids]
+    certain: Sequence[bool]
+    tokens: Sequence[Sequence[int]]
 
 
 class Edge(NamedTuple):
@@ -190,40 +216,52 @@ class Encoder:
             found[i] = encoded
         return [encoded or self._long(request) for encoded, request in zip(found, requests, strict=True)]
 
-    def encode_filled(
-        self, texts: Sequence[tuple[str, Sequence[int], Iterable[Anchor]]]
-    ) -> Iterable[tuple[Ids, list[int]] | None]:
-        """Encode texts of known shape by the fast tokenizer.
+    def encode_filled(self, groups: Sequence[Filling]) -> list[Filled]:
+        """Encode texts of known shapes by the fast tokenizer, shape by shape.
 
         Args:
-            texts: the text, the ids of its control tokens in order, and borders: behind which control token, and the text between.
+            groups: texts with the same control tokens and borders.
 
-        Yields:
-            The ids and the token at each border; None where the control tokens are others, or a border is not clean.
+        Returns:
+            For each group its texts' ids, and where the borders are; see `Filled`.
         """
         assert self.fast is not None
-        ids, offsets = self.fast.flat([text for text, _, _ in texts])
+        ids, offsets = self.fast.flat([text for group in groups for text in group.texts])
         places = np.flatnonzero(self._is_control[ids])
-        cuts = np.searchsorted(places, offsets).tolist()
-        found, own = ids[places].tolist(), places.tolist()
-        for i, (_, controls, anchors) in enumerate(texts):
-            first, last, start, stop = cuts[i], cuts[i + 1], int(offsets[i]), int(offsets[i + 1])
-            if found[first:last] != list(controls):
-                yield None
-                continue
-            tokens: list[int] = []
-            for control, between in anchors:
-                token = own[first + control] + 1
+        cuts = np.searchsorted(places, offsets)
+        found: list[Filled] = []
+        first = 0
+        for group in groups:
+            count, controls = len(group.texts), np.array(group.controls, np.int32)
+            bounds, starts = cuts[first : first + count + 1], offsets[first : first + count]
+            certain = np.diff(bounds) == len(controls)
+            # a text with another number of control tokens is looked at in some place or other, and not believed
+            own = np.minimum(bounds[:-1, None] + np.arange(len(controls)), max(len(places) - 1, 0))
+            at = places[own]
+            certain &= (ids[at] == controls).all(axis=1)
+            tokens = np.empty((count, len(group.anchors)), np.int64)
+            for n, (control, between) in enumerate(group.anchors):
+                tokens[:, n] = at[:, control] + 1
                 if between:
-                    at = self._inside(between, ids, token, own[first + control + 1] if first + control + 1 < last else stop)
-                    if at is None:
-                        break
-                    token = at
-                tokens.append(token - start)
-            else:
-                yield ids[start:stop], tokens
-                continue
-            yield None
+                    certain &= self._follows(between, ids, tokens[:, n], certain)
+                    tokens[:, n] += self._learned[between][0] if between in self._learned else 0
+            pieces = [ids[a:b] for a, b in pairwise(offsets[first : first + count + 1].tolist())]
+            found.append(Filled(pieces, certain.tolist(), (tokens - starts[:, None]).tolist()))
+            first += count
+        return found
+
+    def _follows(self, between: str, ids: Ids, tokens: Any, certain: Any) -> Any:
+        """For which texts the tokens from `tokens` on are those that spell `between`, with a border behind."""
+        if between not in self._learned:
+            for n in np.flatnonzero(certain)[:16].tolist():
+                if self._inside(between, ids, int(tokens[n]), len(ids)) is not None:
+                    break
+        known = self._learned.get(between)
+        if known is None:
+            return np.zeros(len(tokens), np.bool_)
+        expected = np.frombuffer(known[1], np.int32)
+        window = np.minimum(tokens[:, None] + np.arange(len(expected)), len(ids) - 1)
+        return (ids[window] == expected).all(axis=1)
 
     def _long(self, request: Request) -> Encoded:
         ids, starts, ends = self.with_offsets(request.text, request.controls, request.borders)

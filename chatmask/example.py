@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .parsers.turns import Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """What one message occupies in a row, and whether it is trained.
 
     Attributes:
@@ -36,14 +35,15 @@ class Span:
 def by_turn(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
     """The spans of each assistant turn: one, or where only some of the turn is trained several that lie end to end, trained and
     not by turns."""
-    turns: list[list[Span]] = []
+    turns: list[tuple[Span, ...]] = []
+    last: Span | None = None
     for span in spans:
-        last = turns[-1][-1] if turns else None
-        if last and (last.message, last.end) == (span.message, span.start) and last.trained != span.trained:
-            turns[-1].append(span)
+        if last and last.message == span.message and last.end == span.start and last.trained != span.trained:
+            turns[-1] = (*turns[-1], span)
         else:
-            turns.append([span])
-    return [tuple(turn) for turn in turns]
+            turns.append((span,))
+        last = span
+    return turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,20 +57,25 @@ class Ledger:
         """Count one sample."""
         self.samples += 1
         self.tokens += len(example.ids)
-        self.supervised_tokens += int(example.mask.sum())
         assistant = {turn.message for turn in example.turns}  # under `train_on: all_text` other messages have spans, too
-        turns = [spans for spans in by_turn(example.spans) if not assistant or spans[0].message in assistant]
-        trained = [any(span.trained for span in turn) for turn in turns]
-        self.turns += len(turns)
-        self.trained_turns += sum(trained)
-        self.untrained.update(turn[0].reason for turn, some in zip(turns, trained, strict=True) if not some)
-        if in_part := sum(some and len(turn) > 1 for turn, some in zip(turns, trained, strict=True)):
-            self.notes["turns_trained_in_part"] += in_part
-        self.rewritten.update(example.rewritten.values())
+        for turn in by_turn(example.spans):
+            self.supervised_tokens += sum([span.end - span.start for span in turn if span.trained])
+            if assistant and turn[0].message not in assistant:
+                continue
+            trained = turn[0].trained or len(turn) > 1  # several: trained and not by turns
+            self.turns += 1
+            self.trained_turns += trained
+            if not trained:
+                self.untrained[turn[0].reason] += 1
+            elif len(turn) > 1:
+                self.notes["turns_trained_in_part"] += 1
         self.content_dropped += example.content_dropped
         self.control_text += example.control_text
         self.straddles += example.straddles
-        self.notes.update(example.notes)
+        if example.rewritten:
+            self.rewritten.update(example.rewritten.values())
+        if example.notes:
+            self.notes.update(example.notes)
         if example.compared:
             self.parity["turns"] += example.compared
             self.parity.update(found.kind for found in example.parity)

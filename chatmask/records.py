@@ -547,9 +547,8 @@ def loads(raw: bytes, max_depth: int = MAX_DEPTH) -> Any:
 
 def _survey(value: Any, max_depth: int) -> tuple[int, bool]:
     """How many quotes the strings of a value take in JSON, and whether a float may be an integer that orjson rounded."""
-    if isinstance(value, str):
-        return 2 + value.count('"'), False
-    quotes, rounded = 0, isinstance(value, float)
+    strings: list[str] = [value] if isinstance(value, str) else []
+    rounded = isinstance(value, float)
     level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     depth = 0
     while level:
@@ -559,19 +558,18 @@ def _survey(value: Any, max_depth: int) -> tuple[int, bool]:
         below: list[Any] = []
         for node in level:
             if type(node) is dict:
-                for key in node:
-                    quotes += 2 + key.count('"')
+                strings += node
                 node = node.values()
             for child in node:
                 kind = type(child)
                 if kind is str:
-                    quotes += 2 + child.count('"')
+                    strings.append(child)
                 elif kind is dict or kind is list:
                     below.append(child)
                 elif kind is float and abs(child) >= 2.0**63:
                     rounded = True
         level = below
-    return quotes, rounded
+    return 2 * len(strings) + "".join(strings).count('"'), rounded
 
 
 def _loads_exactly(raw: bytes, max_depth: int) -> Any:

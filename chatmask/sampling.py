@@ -24,6 +24,7 @@ from .records import parse, plan, read
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .trajectories import (
+    Diversity,
     Sample,
     Shared,
     Step,
@@ -117,9 +118,8 @@ def begin(conversation: Conversation, policy: Policy, parser: Parser, key: str, 
     filled = parser.shape(conversation) if policy.plain else None
     if filled is not None and checks == NO_CHECKS:
         # what `expand` makes of a plain chat under a policy that asks for nothing
-        turns = frozenset(message for message, _, _ in filled.shape.spans)
-        thinking = frozenset(i for i, message in enumerate(conversation.messages) if "reasoning_content" in message)
-        sample = Sample(conversation, tuple(range(len(conversation.messages))), turns, {}, thinking=thinking, pattern=thinking)
+        shape, origin = filled.shape, tuple(range(len(conversation.messages)))
+        sample = Sample(conversation, origin, shape.turns, {}, thinking=shape.thinking, pattern=shape.thinking)
         return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
@@ -146,14 +146,17 @@ def _cut(
         *others, longest = group
         base = _layout(longest, policy, parser, checks)
         found = _cuts(others, longest, base, policy, parser, checks) if others and isinstance(base, Layout) else None
-        layouts += found if found is not None else [_layout(sample, policy, parser, checks) for sample in others]
+        layouts += [
+            cut or _layout(sample, policy, parser, checks)
+            for sample, cut in zip(others, found or [None] * len(others), strict=True)
+        ]
         layouts.append(base)
     return layouts
 
 
 def _cuts(
     others: Sequence[Sample], longest: Sample, base: Layout, policy: Policy, parser: Parser, checks: Checks
-) -> list[Cut] | None:
+) -> list[Cut | None] | None:
     context = longest.conversation.messages
     if any(
         one is not other and one != other
@@ -235,7 +238,7 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
             dropped.update({"overlength_turns": lost} if lost else {})
         rows += fitted
     numbered = [(sample if sample.index == i else replace(sample, index=i), made) for i, (sample, made) in enumerate(rows)]
-    variety = diversity(sample for sample, _ in numbered)
+    variety = diversity(sample for sample, _ in numbered) if policy.variants > 1 else Diversity()
     if variety.records:
         sample, made = numbered[0]
         counts = {"variant_patterns": variety.distinct, "variant_patterns_possible": variety.possible}

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..canonical import first_unequal
 from ..conversation import MAX_MESSAGES, Conversation, normalise
-from ..encoding import Encoded, Ids, Request, control_tokens
+from ..encoding import Encoded, Filling, Ids, Request, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
@@ -36,10 +36,10 @@ from . import specforge
 from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
 from .parts import untrained_ranges
-from .prefixes import Cut, Unsound, cut_examples
+from .prefixes import Cut, Kind, Unsound, cut_examples
 from .prerendered import Learned, is_prerendered, learn, read_prerendered
 from .shapes import Filled, Shapes
-from .shielding import Control, Fragments, Shield, find_quoted, strings_of
+from .shielding import Control, Fragments, Shield, find_quoted, joined_strings
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
 
@@ -142,6 +142,7 @@ class Parser:
         self.shapes = Shapes(self)
         self.short_ways = True  # cuts and shapes; the same rows come out without them
         self.compared_records = 0
+        self.cut_kinds: dict[Kind, str] = {}  # of turns whose samples are cut from others: is the cut what the template writes
         self.null_content: str | None = ""
         self.renders_tools = True
         self.predicts = True
@@ -328,11 +329,22 @@ class Parser:
         return [made[i] for i in range(len(drafts))]
 
     def _finish_filled(self, filled: Sequence[Filled]) -> Iterable[Example | None]:
-        if not filled:
+        """In the order of `filled`; None where the shape does not do."""
+        groups: dict[int, list[int]] = {}
+        for i, one in enumerate(filled):
+            groups.setdefault(id(one.shape), []).append(i)
+        if not groups:
             return []
-        anchors = [[border for _, *borders in one.shape.spans for border in borders] for one in filled]
-        texts = [(one.text, one.shape.controls, borders) for one, borders in zip(filled, anchors, strict=True)]
-        return [found and _filled(one, *found) for one, found in zip(filled, self.encoder.encode_filled(texts), strict=True)]
+        shapes = [filled[own[0]].shape for own in groups.values()]
+        fillings = [
+            Filling([filled[i].text for i in own], shape.controls, shape.anchors)
+            for own, shape in zip(groups.values(), shapes, strict=True)
+        ]
+        made: list[Example | None] = [None] * len(filled)
+        for own, found in zip(groups.values(), self.encoder.encode_filled(fillings), strict=True):
+            for i, ids, certain, tokens in zip(own, found.ids, found.certain, found.tokens, strict=True):
+                made[i] = _filled(filled[i], ids, tokens) if certain else None
+        return made
 
     def _laid_out(self, conversation: Conversation, untrained: Mapping[int, str]) -> Example | RejectedRow:
         try:
@@ -443,7 +455,7 @@ class Parser:
         spec = prepared.spec
         shield, composable = None, False
         if spec.special_in_content != "allow":
-            strings = strings_of(prepared.messages, prepared.tools)
+            strings = joined_strings(prepared.messages, prepared.tools)
             shield = find_quoted(strings, self.encoder.pattern, self.markers, self.untouched)
             composable = self.fragments.in_any(strings)
         # shielded first: the tags that joining adds are meant for the template, those in content are not

@@ -4,8 +4,12 @@ Split `per_turn` makes a sample of each turn, with all that came before it as co
 them, templates write the shorter context as the beginning of the longer one (one that rewrites history does so at user messages,
 or at the last turn, whose header then differs). So of each such run only the longest sample is laid out. Any other is its text up
 to the turn's header, and the turn as it is written when it is the last: with the served header, and with what the policy leaves
-it (its reasoning, where context has none). Some of them, in each record, are rendered themselves and compared; a difference ends
-the use of cuts (`Unsound`).
+it (its reasoning, where context has none).
+
+That a template does so is not believed. Turns are told apart by kind (`Kind`: with reasoning or without, with calls or without,
+behind which role); the first of each kind is rendered itself, and so are two of each record. Kinds that the template writes otherwise when they
+are last (Qwen3 adds an empty think block) are rendered every time, and only their beginning is shared; a later difference within
+a kind ends the use of cuts (`Unsound`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +26,13 @@ from ..encoding import Control, Encoded, Request
 from ..errors import TemplateError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, bounds
+from .thinking import reasoning_of
 
 if TYPE_CHECKING:
     from .parser import Layout, Parser
 
 ALL_COMPARED = 3  # records of a part of the input of which every cut is rendered
+Kind = tuple[str, bool, bool, bool, str, str]
 
 
 class Unsound(Exception):
@@ -49,6 +55,7 @@ class Cut:
         tail: the turn's own text, header and what the template writes behind it included.
         controls: the control tokens in it.
         emission: the turn's characters in it.
+        message: the turn's message, as the template gets it where it is the last.
         context: the turn stands behind one that history has rewritten.
         asked: compare the turn's prompt with what the server would have sent.
     """
@@ -60,6 +67,7 @@ class Cut:
     tail: str
     controls: tuple[Control, ...]
     emission: Emission
+    message: dict[str, Any]
     context: bool
     asked: bool = False
 
@@ -81,8 +89,8 @@ def run_of(conversation: Conversation) -> int:
 
 def cuts_of(
     parser: Parser, base: Layout, whole: Layout, conversations: Sequence[Conversation], asked: int, moved: bool
-) -> list[Cut] | None:
-    """Cut samples out of the longest of them, or None where they must be laid out one by one.
+) -> list[Cut | None] | None:
+    """Cut samples out of the longest of them; None for each, or all, that must be laid out by itself.
 
     Args:
         parser: of the spec.
@@ -112,8 +120,16 @@ def cuts_of(
     before = {turn.message: (n, turn) for n, turn in enumerate(base.sample.turns)}
     last = {turn.message: (turn, emission) for turn, emission in zip(whole.sample.turns, whole.emissions, strict=True)}
     messages, rendering = base.sample.prepared.messages, whole.sample.rendering
-    cuts = []
-    for conversation in conversations:
+    cuts: list[Cut | None] = []
+    everything = parser.compared_records < ALL_COMPARED
+    parser.compared_records += 1
+    sampled = {0, len(conversations) * 7 // 11}  # the shortest, and one that differs from record to record
+    chosen = (
+        set(np.linspace(0, len(conversations) - 1, min(asked, len(conversations))).round().astype(int).tolist())
+        if asked
+        else set()
+    )
+    for n, conversation in enumerate(conversations):
         target = len(conversation.messages) - 1
         following = rendering.ranges.get(target + 1)
         if target not in before or target not in last or not following:
@@ -132,31 +148,46 @@ def cuts_of(
             header = spec.assistant.served_header(target > 0 and messages[target - 1]["role"] == "tool")
             tail, start = header + rendering.text[turn.start : end], len(header)
         stop = start + turn.end - emission.start
-        controls = tuple(parser.encoder.cut(tail))
-        cuts.append(Cut(base, conversation, place, head.header, tail, controls, Emission(target, start, stop), context))
-    _compare(parser, cuts, whole)
-    chosen = set(np.linspace(0, len(cuts) - 1, min(asked, len(cuts))).round().astype(int).tolist()) if asked else set()
-    return [replace(cut, asked=n in chosen) for n, cut in enumerate(cuts)]
+        message = whole.sample.prepared.messages[target]
+        cut = Cut(base, conversation, place, head.header, tail, (), Emission(target, start, stop), message, context, n in chosen)
+        calls, role = bool(message.get("tool_calls")), messages[target - 1]["role"] if target else ""
+        kind: Kind = (turn.form, bool(reasoning_of(message)), bool(message.get("content")), calls, role, spec.sha256)
+        settled = _settled(parser, cut, whole, kind, everything or n in sampled, moved)
+        cuts.append(settled and replace(settled, controls=tuple(parser.encoder.cut(settled.tail))))
+    return cuts
 
 
 def _at_control(layout: Layout, position: int) -> bool:
     return next(layout.sample.rendering.controls_from(position), (-1, -1, -1))[0] == position
 
 
-def _compare(parser: Parser, cuts: Sequence[Cut], whole: Layout) -> None:
-    """Render some of the cuts themselves."""
-    everything = parser.compared_records < ALL_COMPARED
-    parser.compared_records += 1
-    # otherwise the shortest, and one that differs from record to record
-    for cut in cuts if everything else dict.fromkeys((cuts[0], cuts[len(cuts) * 7 // 11])):
-        sample, target = cut.base.sample, cut.emission.message
-        shown = [*sample.shown[:target], whole.sample.shown[target]]
-        try:
-            text = parser.template.render(shown, sample.tools, **sample.prepared.spec.kwargs)
-        except TemplateError as error:
-            raise Unsound("prefix_cuts", str(error)) from None
-        if text != cut.text:
-            raise Unsound("prefix_cuts", f"message {target}: the template writes {len(text)} characters, cut are {len(cut.text)}")
+def _settled(parser: Parser, cut: Cut, whole: Layout, kind: Kind, sampled: bool, moved: bool) -> Cut | None:
+    """The cut as the template writes it, rendered itself where that is not known; None where it cannot be cut."""
+    known = parser.cut_kinds.get(kind)
+    if known == "same" and not sampled:
+        return cut
+    sample, target = cut.base.sample, cut.emission.message
+    shown = [*sample.shown[:target], whole.sample.shown[target]]
+    try:
+        text = parser.template.render(shown, sample.tools, **sample.prepared.spec.kwargs)
+    except TemplateError:
+        return None
+    if text == cut.text:
+        parser.cut_kinds.setdefault(kind, "same")
+        return cut
+    if known == "same":
+        raise Unsound("prefix_cuts", f"message {target}: the template writes {len(text)} characters, cut are {len(cut.text)}")
+    parser.cut_kinds[kind] = "other"
+    head, start = sample.rendering.text[: cut.head], cut.emission.start
+    tail = text[cut.head :]
+    body = cut.tail[start:]
+    if moved or not text.startswith(head) or not tail.startswith(cut.tail[:start]) or not tail.endswith(body):
+        return None
+    if len(tail) < start + len(body):
+        return None
+    # what the template adds in front of the last turn's text is its own emission; where it ends is counted from behind
+    stop = len(tail) - (len(cut.tail) - cut.emission.end)
+    return replace(cut, tail=tail, emission=Emission(target, start, stop))
 
 
 def cut_examples(
@@ -186,7 +217,7 @@ def cut_examples(
         mask = np.zeros(len(ids), np.uint8)
         mask[shift + first : shift + last] = 1
         span = Span(target, shift + first, shift + last, True, "")
-        messages, turns = sample.prepared.messages[: target + 1], tuple(sample.turns[: cut.place + 1])
+        messages, turns = [*sample.prepared.messages[:target], cut.message], tuple(sample.turns[: cut.place + 1])
         rewritten = {i: kind for i, kind in base.rewritten.items() if i < target}
         if cut.context:
             rewritten[target] = "context"

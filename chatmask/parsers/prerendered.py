@@ -22,7 +22,7 @@ from ..conversation import MAX_MESSAGES, REASONING_UNKNOWN, Conversation, normal
 from ..errors import RejectedRow, RejectReason, TemplateError
 from ..records import loads
 from .messages import joined, prepare
-from .shielding import strings_of
+from .shielding import SEPARATOR, joined_strings
 from .thinking import reasoning_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _refuse(detail: str) -> None:
 def _refuse_control_text(conversation: Conversation, parser: Parser) -> None:
     for i, message in enumerate(conversation.messages):
         allowed = parser.markers if message["role"] == "assistant" else frozenset[str]()
-        for string in strings_of([message], None):
+        for string in joined_strings([message], None).split(SEPARATOR):
             for found in parser.encoder.pattern.finditer(string):
                 if found.group() not in allowed:
                     raise RejectedRow(

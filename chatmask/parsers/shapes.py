@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import nodes
@@ -53,6 +54,7 @@ class Shape:
         rewritten: message -> `context` or `emission`.
         reasons: why a turn is not trained, by message.
         notes: counts of the row.
+        turns, thinking: the assistant messages, and those with reasoning.
     """
 
     parts: tuple[str, ...]
@@ -65,6 +67,13 @@ class Shape:
     rewritten: Mapping[int, str]
     reasons: Mapping[int, str]
     notes: Mapping[str, int]
+    turns: frozenset[int]
+    thinking: frozenset[int]
+
+    @cached_property
+    def anchors(self) -> list[Anchor]:
+        """The borders of all turns, in order."""
+        return [border for _, *borders in self.spans for border in borders]
 
     def takes(self, text: Any, trimmed: bool) -> bool:
         """Would this string be treated as the shape's was?"""
@@ -122,11 +131,16 @@ class Shapes:
             return None
         messages, parts = conversation.messages, shape.parts
         pieces = [parts[0]]
-        for (i, name, trimmed), part in zip(shape.fields, parts[1:], strict=True):
+        equal, search, behind = shape.equal, shape.asked.search, iter(parts)
+        next(behind)
+        for i, name, trimmed in shape.fields:
             text = messages[i][name]
-            if not shape.takes(text, trimmed):
+            # as `takes`, written out: this is done for every string
+            if type(text) is not str or text == "" or text.isspace() or (equal and text in equal) or search(text):
                 return None
-            pieces += (text, part)
+            if trimmed and (text[0].isspace() or text[-1].isspace()):
+                return None
+            pieces += (text, next(behind))
         if not all(shape.takes(messages[i][name], trimmed) for i, name, trimmed in shape.silent):
             return None
         return Filled(shape, "".join(pieces), conversation)
@@ -201,6 +215,8 @@ class Shapes:
             dict(layout.rewritten),
             {emission.message: emission.reason for emission in layout.emissions if emission.reason},
             self.parser.notes_of(sample),
+            frozenset(turn.message for turn in sample.turns),
+            frozenset(i for i, name in strings.values() if name == "reasoning_content"),
         )
 
 

@@ -111,24 +111,39 @@ class _Map:
         return self.after[i] + position - self.before[i]
 
 
-def find_quoted(
-    strings: Sequence[str], pattern: re.Pattern[str], markers: frozenset[str], untouched: frozenset[str]
-) -> Shield | None:
-    """A Shield for a row when any of its strings quotes a control token, else None (the usual case)."""
-    if not any(map(pattern.search, strings)):
+def find_quoted(joined: str, pattern: re.Pattern[str], markers: frozenset[str], untouched: frozenset[str]) -> Shield | None:
+    """A Shield for a row when any of its strings (`joined_strings`) quotes a control token, else None (the usual case)."""
+    if not pattern.search(joined):
         return None
     return Shield(pattern, markers, untouched, f"q{secrets.token_hex(8)}q")
 
 
-def strings_of(messages: Sequence[dict[str, Any]], tools: Any) -> list[str]:
-    """Every string of a row, keys included; roles are structure and left out."""
+SEPARATOR = "\0"  # between the strings of a row; one that holds it itself is only looked at more closely than it need be
+
+
+def joined_strings(messages: Sequence[dict[str, Any]], tools: Any) -> str:
+    """Every string of a row, keys included, in one text, a separator before and behind each; roles are structure and left out."""
     strings: list[str] = []
+    level: list[Any] = [tools] if tools else []
     for message in messages:
         for key, value in message.items():
-            if key != "role":
-                _collect(value, strings)
-    _collect(tools, strings)
-    return strings
+            if type(value) is str:
+                if key != "role":
+                    strings.append(value)
+            elif value is not None and key != "role":
+                level.append(value)
+    while level:
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, str):
+                strings.append(node)
+            elif isinstance(node, dict):
+                strings += [key for key in node if isinstance(key, str)]
+                below += node.values()
+            elif isinstance(node, (list, tuple)):
+                below += node
+        level = below
+    return SEPARATOR + SEPARATOR.join(strings) + SEPARATOR
 
 
 class Fragments:
@@ -144,42 +159,27 @@ class Fragments:
 
     def __init__(self, literals: Iterable[str], constants: Iterable[str] = ()) -> None:
         literals = [literal for literal in literals if len(literal) > 1]
-        self.inside = {literal[a:b] for literal in literals for a in range(len(literal)) for b in range(a + 1, len(literal) + 1)}
-        self.heads = {literal[:k] for literal in literals for k in range(1, len(literal))}
-        self.tails = {literal[k:] for literal in literals for k in range(1, len(literal))}
-        self.first = tuple({literal[0] for literal in literals})
-        self.last = tuple({literal[-1] for literal in literals})
-        self.longest = max(map(len, literals), default=0)
-        constants = list(constants)
-        self.opens = any(map(self._ends_with_head, constants))
-        self.closes = any(map(self._begins_with_tail, constants))
+        inside = {literal[a:b] for literal in literals for a in range(len(literal)) for b in range(a + 1, len(literal) + 1)}
+        heads = {literal[:k] for literal in literals for k in range(1, len(literal))}
+        tails = {literal[k:] for literal in literals for k in range(1, len(literal))}
+        # a template may trim
+        self.heads = re.compile(f"(?:{_alternatives(heads)})\\s*{SEPARATOR}")
+        self.tails = re.compile(f"{SEPARATOR}\\s*(?:{_alternatives(tails)})")
+        self.inside = re.compile(f"{SEPARATOR}\\s*(?:{_alternatives(inside)})\\s*{SEPARATOR}")
+        written = SEPARATOR + SEPARATOR.join(constants) + SEPARATOR
+        self.opens = bool(self.heads.search(written))
+        self.closes = bool(self.tails.search(written))
 
-    def in_any(self, strings: Sequence[str]) -> bool:
-        """Could a control token be put together with a part of these strings?"""
-        opens = any(map(self._ends_with_head, strings))
+    def in_any(self, joined: str) -> bool:
+        """Could a control token be put together with a part of these strings (`joined_strings`)?"""
+        opens = bool(self.heads.search(joined))
         if not (opens or self.opens):
             return False
-        closes = any(map(self._begins_with_tail, strings))
+        closes = bool(self.tails.search(joined))
         if not (closes or self.closes):
             return False
-        return opens or closes or any(text.strip() in self.inside for text in strings if len(text) <= self.longest + 8)
-
-    def _ends_with_head(self, text: str) -> bool:
-        end = text.rstrip()[-self.longest :]  # a template may trim
-        return any(char in end for char in self.first) and any(end[k:] in self.heads for k in range(len(end)))
-
-    def _begins_with_tail(self, text: str) -> bool:
-        start = text.lstrip()[: self.longest]
-        return any(char in start for char in self.last) and any(start[:k] in self.tails for k in range(1, len(start) + 1))
+        return opens or closes or bool(self.inside.search(joined))
 
 
-def _collect(value: Any, into: list[str]) -> None:
-    if isinstance(value, str):
-        into.append(value)
-    elif isinstance(value, dict):
-        into.extend(key for key in value if isinstance(key, str))
-        for item in value.values():
-            _collect(item, into)
-    elif isinstance(value, list):
-        for item in value:
-            _collect(item, into)
+def _alternatives(literals: Iterable[str]) -> str:
+    return "|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or "(?!)"

@@ -178,6 +178,8 @@ def find_header(
 def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
     """Where the header ends, if it stands at the boundary `start`: behind it (usual), behind white space and tokens with which the
     template closes the message before (Jamba), before it (Yi: the user's turn writes it), or across it."""
+    if header and rendering.text.find(header, max(0, start - len(header)), stop) < 0:
+        return None
     for at in _candidates(rendering, header, start, stop):
         begin = at - len(header)
         if (

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import jinja2
@@ -437,8 +438,7 @@ def _owned(pieces: list[str]) -> Traced:
     owners: list[tuple[int, int | None]] = [(0, None)]
     strings: list[tuple[int, int, int]] = []
     opened: dict[int, int] = {}
-    position = 0
-    for piece in pieces:
+    for piece, position in zip(pieces, accumulate(map(len, pieces), initial=0), strict=False):
         if type(piece) is MarkedText:
             for at, (scope, message, assigned) in piece.marks:
                 if scope == _OWN:
@@ -461,5 +461,4 @@ def _owned(pieces: list[str]) -> Traced:
                     if owners[-1][0] == position + at:
                         owners.pop()
                     owners.append((position + at, owner))
-        position += len(piece)
     return Traced("".join(pieces), tuple(owners), tuple(strings))

@@ -1,0 +1,351 @@
+"""The short ways (fast tokenizer, pieces, shapes, cuts, look-ups in line) give what the long ways give, or are not taken."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+import chatmask
+from chatmask import backends
+from chatmask.conversation import normalise
+from chatmask.encoding import Encoder, Request
+from chatmask.parsers.parser import Parser
+from chatmask.parsers.shapes import Filled
+from chatmask.policy import load_policy
+from chatmask.sampling import begin, complete, encode
+from chatmask.templates import environment as sandbox
+from tests.conversations import benign
+from tests.properties.oracles import fitting, parser_of
+
+pytest.importorskip("fastokens", reason="the extra `fast` is part of `dev`")
+
+SPECS = (
+    "qwen3-instruct",
+    "qwen3-thinking",
+    "qwen3-preserved",
+    "ling-3.0",
+    "ling-3.0-thinking",
+    "ling-3.0-auto",
+    "ling-flash-2.0",
+)
+PIECES = st.sampled_from(
+    [
+        "<role>",
+        "<think>",
+        "</think>",
+        "<|role_end|>",
+        " a",
+        "a",
+        "\n",
+        "\n\n",
+        " ",
+        "é",
+        "e\u0301",
+        "\u0301",
+        "日",
+        "½",
+        "12",
+        "<|",
+        "|>",
+        "🙂",
+    ]
+)
+
+
+def fast(spec: str, source: str = "demo") -> Parser:
+    """A parser with the fast tokenizer on."""
+    parser: Parser = parser_of(spec, source)
+    assert parser.encoder.speed_up() == ""
+    return parser
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return fast("ling-3.0").encoder
+
+
+@given(parts=st.lists(PIECES, max_size=20), quoted=st.booleans(), data=st.data())
+def test_ids_and_edges_are_those_of_the_long_way(encoder: Encoder, parts: list[str], quoted: bool, data: st.DataObject) -> None:
+    """Fast tokenizer and pieces give the ids, and the edges at any border, that offsets of the whole give, or leave it to them."""
+    text = "".join(parts)
+    controls = encoder.cut(text)
+    inside = {k for start, end, _ in controls for k in range(start + 1, end)}
+    borders = data.draw(st.lists(st.sampled_from([k for k in range(len(text) + 1) if k not in inside]), max_size=4))
+    request = Request(text, controls, borders, quoted)
+    long = encoder._long(request)
+    switched, encoder.fast = encoder.fast, None
+    try:
+        ways = [encoder.encode_many([request])[0]]
+    finally:
+        encoder.fast = switched
+    ways.append(encoder.encode_many([request])[0])
+    for short in ways:
+        assert short.ids.tolist() == long.ids.tolist()
+        assert short.edges == long.edges
+
+
+def test_the_short_way_is_taken(encoder: Encoder) -> None:
+    """Ordinary text needs no offsets: neither at a header's end nor at a turn's."""
+    text = "<role>ASSISTANT</role>\n<think>It is 4.<|role_end|><role>HUMAN</role>Thanks<|role_end|>"
+    controls = encoder.cut(text)
+    borders = [text.index("It"), text.index("<role>HUMAN")]
+    (found,) = encoder._short([Request(text, controls, borders, quoted=False)])
+    assert found is not None
+    assert all(edge.clean for edge in found.edges.values())
+
+
+def _records(seed: int, n: int, spec: str) -> list[dict[str, Any]]:
+    """Conversations with tools and plain chats, some with blanks at the ends or tags in them."""
+    rng = random.Random(f"{spec}-{seed}")
+    records: list[dict[str, Any]] = [{"messages": one["messages"], "tools": one["tools"]} for one in benign(seed, n)]
+    words = [
+        "It is 4.",
+        " so",
+        "\n",
+        "\n\nyes ",
+        "a < b",
+        "</think>",
+        "<thinking>x</thinking>y",
+        "<|im_end|>",
+        "日本",
+        "  ",
+        "detailed thinking off",
+    ]
+    for _ in range(4 * n):
+        messages = [{"role": "system", "content": rng.choice(["Be brief.", " Be\n"])}] if rng.random() < 0.3 else []
+        for _ in range(rng.randint(1, 3)):
+            answer = {"role": "assistant", "content": "".join(rng.choices(words[:3] if rng.random() < 0.6 else words, k=2))}
+            if rng.random() < 0.3:
+                answer["reasoning_content"] = rng.choice(["why", "hm\n", "a</think>b"])
+            messages += [
+                {"role": "user", "content": "".join(rng.choices(words[:3] if rng.random() < 0.8 else words, k=2))},
+                answer,
+            ]
+        records.append({"messages": messages, "tools": None})
+    for steps in (1, 6, 12):
+        messages = [{"role": "user", "content": "Mend it."}]
+        for k in range(steps):
+            call = {"type": "function", "function": {"name": "run", "arguments": {"x": str(k)}}}
+            turn = {"role": "assistant", "content": rng.choice(["", "I look."]), "tool_calls": [call]}
+            if rng.random() < 0.5:
+                turn["reasoning_content"] = "because"
+            messages += [turn, {"role": "tool", "content": f"found {k}", **({"is_error": True} if rng.random() < 0.3 else {})}]
+            if rng.random() < 0.2:
+                messages += [{"role": "assistant", "content": "so far"}, {"role": "user", "content": "go on"}]
+        records.append({"messages": [*messages, {"role": "assistant", "content": "Done."}], "tools": [_TOOL]})
+    return records
+
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "run", "description": "Run it.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _rows(parser: Parser, record: dict[str, Any], policy: Any) -> Any:
+    """What a record gives, as far as a build writes and counts it."""
+    try:
+        draft = begin(normalise(record, parser.spec.roles), policy, parser, "k")
+        made = complete(draft, encode([draft])[0])
+    except chatmask.RejectedRow as error:
+        return (error.reason, error.message), []
+    kinds = [type(one).__name__ for one in draft.layouts]
+    rows = [
+        (s.index, s.variant, e.input_ids, e.loss_mask, e.spans, dict(e.notes), dict(e.rewritten), e.straddles, e.content_dropped)
+        for s, e in made.rows
+    ]
+    return (rows, made.dropped), kinds
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["split=per_turn"],
+        ["split=per_turn", "strip_thinking=context", "empty_think=target"],
+        ["split=per_turn", "mask_from=role_header", "tool_error=mask"],
+        ["split=per_turn", "strip_thinking=context", "supervise_reasoning=false"],
+    ],
+    ids=lambda options: "+".join(options) or "none",
+)
+def test_rows_are_those_of_the_long_way(spec: str, options: list[str]) -> None:
+    """Shapes and cuts give the ids, masks, spans and counts that laying out each sample by itself gives, for rejects too."""
+    parser, policy, taken = fast(spec), load_policy(None, options), set[str]()
+    for record in _records(3, 8, spec):
+        record = fitting(record, spec)
+        short, kinds = _rows(parser, record, policy)
+        taken.update(kinds)
+        parser.short_ways, tokenizer = False, parser.encoder.fast
+        parser.encoder.fast = None
+        try:
+            long, _ = _rows(parser, record, policy)
+        finally:
+            parser.short_ways, parser.encoder.fast = True, tokenizer
+        assert short == long, record
+    assert ("Filled" if not options else "Cut" if len(options) == 1 else "Layout") in taken
+
+
+def test_a_shape_is_refused_where_a_template_looks_into_strings() -> None:
+    """A template that measures, slices, compares or indexes a content has no shapes; one that trims or searches has."""
+    from tests.properties.made_up import made_up
+
+    body = "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ %s }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+    chat = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "It is 4."}]}
+    for expression, seen in {
+        "m.content": True,
+        "m.content | trim": True,
+        "m.content.split('<x>')[-1].lstrip('\\n')": True,
+        "('A' if 'yes' in m.content else '') ~ m.content": True,
+        "m.content ~ ('!' if m.content | length > 40 else '')": False,
+        "m.content[:1] ~ m.content[1:]": False,
+        "m.content ~ ('' if m.content < 'a' else '')": False,
+        "m.content ~ ('!' if m.content == messages[0].content and not loop.first else '')": False,
+        "m.content ~ ('' if m.content in 'abc' else '')": False,
+        "m.content ~ ('' if m.content is lower else '')": False,
+        "(m.content | tojson)[1:-1]": False,
+        "m.content | replace('It', 'It')": False,
+    }.items():
+        parser = made_up(body % expression)
+        assert parser.encoder.speed_up() == ""
+        found = parser.shape(normalise(chat))
+        assert (found is not None) == seen, expression
+        if isinstance(found, Filled):
+            assert found.text == parser.parse(chat).text
+        # what was asked of the shape's strings is asked of the others
+        if "yes" in expression:
+            held = {"messages": [chat["messages"][0], {"role": "assistant", "content": "yes, 4."}]}
+            assert parser.shape(normalise(held)) is None
+
+
+def _write(path: Path, n: int, special: str = "") -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{special if k == 0 else ''}What is {k}?"},
+                {"role": "assistant", "content": f"It is {k}."},
+            ]
+        }
+        for k in range(n)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_build_has_the_same_bytes_with_any_backend(tmp_path: Path) -> None:
+    """The fast tokenizer and one or two workers change no byte of a dataset."""
+    source = _write(tmp_path / "a.jsonl", 700)
+    made = {}
+    for backend, workers in (("tokenizers", 1), ("fast", 1), ("fast", 2)):
+        out = tmp_path / f"{backend}{workers}"
+        built = chatmask.build(source, "ling-3.0", out, demo=True, backend=backend, workers=workers)
+        assert built.summary["backend"].startswith("fastokens" if backend == "fast" else "tokenizers")
+        made[backend, workers] = _contents(out)
+    assert made["tokenizers", 1] == made["fast", 1] == made["fast", 2]
+
+
+def test_a_fast_tokenizer_that_differs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference seen while building gives the rows of the `tokenizers` library, and the ledger says that there was one."""
+    source = _write(tmp_path / "a.jsonl", 40, "zebra ")
+    flat = backends.Fast.flat
+
+    def wrong(self: backends.Fast, texts: Any) -> Any:
+        ids, offsets = flat(self, texts)
+        ids = ids.copy()
+        for text, start in zip(texts, offsets.tolist(), strict=False):
+            if "zebra" in text:
+                ids[start + 12] += 1
+        return ids, offsets
+
+    right = chatmask.build(source, "ling-3.0", tmp_path / "right", demo=True, backend="tokenizers")
+    monkeypatch.setattr(backends.Fast, "flat", wrong)
+    built = chatmask.build(source, "ling-3.0", tmp_path / "built", demo=True, backend="fast")
+    assert built.summary["notes"] == {**right.summary["notes"], "fast_tokenizer_refused": 1}
+    shards = [name for name in _contents(tmp_path / "right") if name.endswith(".arrow")]
+    assert all(_contents(tmp_path / "right")[name] == _contents(tmp_path / "built")[name] for name in shards)
+
+
+def test_a_fast_tokenizer_that_fails_its_proof_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ids on the proof texts: `auto` does without and says why, `fast` is an error."""
+    source = _write(tmp_path / "a.jsonl", 40)
+    parser_of("ling-3.0", "demo").encoder.fast = None
+    monkeypatch.setattr(backends.Fast, "flat", lambda self, texts: (np.zeros(len(texts), np.int32), np.arange(len(texts) + 1)))
+    monkeypatch.setattr("chatmask.pipeline.FAST_FROM", 0)
+    built = chatmask.build(source, "ling-3.0", tmp_path / "auto", demo=True)
+    assert "other ids" in built.summary["backend"]
+    with pytest.raises(chatmask.ChatmaskError, match="other ids"):
+        chatmask.build(source, "ling-3.0", tmp_path / "fast", demo=True, backend="fast")
+
+
+def test_cuts_that_would_be_wrong_are_not_made(tmp_path: Path) -> None:
+    """A template whose text depends on the number of messages gives, cut or not, the rows that each sample has by itself."""
+    from chatmask.templates.registry import load_spec
+    from chatmask.tokenizers import demo_tokenizer
+
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if messages | length > 7 and loop.first %} (long){% endif %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    spec = tmp_path / "counting.yaml"
+    spec.write_text('name: counting\nassistant: {header: "<|im_start|>assistant\\n", end_of_turn: "<|im_end|>"}\n')
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    for k in range(6):
+        messages += [{"role": "assistant", "content": f"step {k}"}, {"role": "tool", "content": f"did {k}"}]
+    record = {"messages": [*messages, {"role": "assistant", "content": "Done."}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    tokenizer = demo_tokenizer(template)
+    load_spec(spec)
+    built = chatmask.build(
+        tmp_path / "a.jsonl", spec, tmp_path / "d", tokenizer=tokenizer, policy_overrides=["split=per_turn"], parity="off"
+    )
+    assert built.summary["samples"] == 7
+    rows = chatmask.load(tmp_path / "d", allow_demo=True)
+    texts = [tokenizer.decode(row["input_ids"]) for row in rows]
+    assert ["(long)" in text for text in texts] == [False] * 3 + [True] * 4
+
+
+class TestSandbox:
+    """Look-ups in line are those of jinja2's own sandbox."""
+
+    CASES = (
+        "{{ m.role }} {{ m['role'] }} {{ m.none }} {{ m.items() | list }} {{ m.get('x', 'y') }} {{ m.keys() | list }}",
+        "{{ m.content.strip() }} {{ m.content.split('b')[-1] }} {{ m.content.upper() }} {{ m.content.startswith('a') }}",
+        "{% for x in l %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ x.role }}{% endfor %}",
+        "{% set ns = namespace(a=1, b='t') %}{% set ns.a = 2 %}{{ ns.a }}{{ ns.b.strip() }}{{ ns.c }}",
+        "{{ '%s' % m.content }} {{ '{0}'.format(m.content) }} {{ m.content.format(1) }}",
+        "{{ l[0].role }} {{ l[-1]['content'] }} {{ l[5] }} {{ l[0:1] }}",
+        "{% macro f(x, y='d') %}{{ x.role }}{{ y }}{% endmacro %}{{ f(m) }}{{ f(m, y=m.content) }}",
+        "{% set loop = m %}{{ loop.first }}{{ loop.role }}",
+    )
+    UNSAFE = (
+        "{{ m.__class__ }}", "{{ m['__class__'] }}", "{{ ''.__class__.__mro__ }}", "{{ m.content.format.__globals__ }}",
+        "{{ '{0.__class__}'.format(m) }}", "{{ l.append(1) }}", "{{ m.update({'a': 1}) }}", "{{ m.clear() }}", "{{ f.__globals__ }}",
+        "{{ ns.__init__ }}", "{{ m.pop('role') }}", "{{ l.__len__() }}",
+    )  # fmt: skip
+
+    def _outcome(self, env: jinja2.Environment, source: str) -> tuple[str, str]:
+        given = {"m": {"role": "user", "content": "ab a", "first": "dict"}, "l": [{"role": "r", "content": "c"}], "f": len}
+        try:
+            return "text", env.from_string(source).render(given)
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    @pytest.mark.parametrize("source", [*CASES, *UNSAFE])
+    def test_answers_are_those_of_the_sandbox(self, source: str) -> None:
+        """Any expression gives the text, or the error, that jinja2's immutable sandbox gives."""
+        plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        plain.globals["namespace"] = sandbox.environment().globals["namespace"]
+        assert self._outcome(sandbox.environment(), source) == self._outcome(plain, source)
