@@ -299,7 +299,7 @@ def _sentences(sources: Sequence[Source]) -> tuple[str, ...]:
 
 
 def records(
-    kind: str, count: int | None = None, seed: int = 0, reasoning: bool = False, pool: Pool | None = None
+    kind: str, count: int | None = None, seed: int = 0, reasoning: bool = False, pool: Pool | None = None, start: int = 0
 ) -> Iterator[Record]:
     """The conversations of one kind.
 
@@ -310,6 +310,7 @@ def records(
         seed: another seed gives other conversations.
         reasoning: give assistant turns `reasoning_content`.
         pool: the text; None makes the seed's.
+        start: number of the first one, so that disjoint slices can be made.
 
     Raises:
         ValueError: there is no such kind.
@@ -320,7 +321,7 @@ def records(
         raise ValueError(f"count is {count}; at least 1")
     pool = pool or shared_pool(seed)
     most = min(count or KINDS[kind], len(CURVE)) if kind == "curve" else count or KINDS[kind]
-    for number in range(most):
+    for number in range(start, start + most):
         rng = random.Random(f"{kind} {seed} {number}")  # each by itself: the first N are the same whatever the count
         if kind == "chat":
             yield chat(pool, rng, reasoning)
