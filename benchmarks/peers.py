@@ -226,14 +226,15 @@ class Trl(Peer):
         import datasets
 
         text = datasets.Value("string")
-        function = {"name": text, "arguments": datasets.Json()}
-        call = {"id": text, "type": text, "function": function}
-        message = {
-            "role": text, "content": text, "name": text, "tool_call_id": text, "tool_calls": datasets.List(call),
-        }  # fmt: skip
-        features = datasets.Features({"messages": datasets.List(message)})
-        if '"tools"' in inputs[0].open(encoding="utf-8").readline():
+        call = {"id": text, "type": text, "function": {"name": text, "arguments": datasets.Json()}}
+        message = {"role": text, "content": text, "name": text, "tool_call_id": text}
+        features = {}
+        raw = b"".join(path.read_bytes() for path in inputs)
+        if b'"tool_calls"' in raw:  # a JSON column without any value cannot be built
+            message["tool_calls"] = datasets.List(call)
+        if b'"tools"' in raw:
             features["tools"] = datasets.Json()
+        features = datasets.Features({"messages": datasets.List(message), **features})
         files = [str(path) for path in inputs]
         data = datasets.load_dataset("json", data_files=files, features=features, split="train", cache_dir=str(out / "cache"))
         itself = types.SimpleNamespace(chat_template=self.template, _tokenizer=self.tokenizer, completion_only_loss=False)
@@ -369,7 +370,7 @@ class Chatmask(Peer):
         return why
 
     def to_arrow(self, inputs: list[Path], out: Path, job: Mapping[str, Any]) -> int:
-        """Build; `workers`, `spec`, `overrides` and `policy` come with the job."""
+        """Build; `workers`, `parity`, `spec`, `overrides` and `per_turn` come with the job."""
         import chatmask
 
         given: dict[str, Any] = {} if self.backend is None else {"backend": self.backend}
@@ -380,6 +381,7 @@ class Chatmask(Peer):
             tokenizer=str(self.folder),
             overrides=job.get("overrides", ()),
             workers=job.get("workers", 1),
+            parity=job.get("parity", "off"),
             policy_overrides=["split=per_turn"] if job.get("per_turn") else [],
             **given,
         )
