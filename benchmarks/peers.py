@@ -15,6 +15,7 @@ import inspect
 import itertools
 import json
 import os
+import resource
 import sys
 import time
 import types
@@ -453,18 +454,23 @@ def answer(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:
         _save(Path(job["save"]), ids, masks)
         return {"samples": len(ids)}
     prepared = peer.prepare(_read(inputs), job) if job["op"] == "memory" else None
-    before, started = os.times(), time.perf_counter()
+    before, started = _cpu(), time.perf_counter()
     if job["op"] == "memory":
         made = peer.in_memory(prepared)
         tokens: int | None = None
     else:
         tokens = peer.to_arrow(inputs, out, job)
         made = ([], [])
-    seconds, after = time.perf_counter() - started, os.times()
+    seconds, cpu = time.perf_counter() - started, _cpu() - before
     if job["op"] == "memory":
         tokens = sum(len(ids) for ids in made[0])
-    cpu = sum(after[:4]) - sum(before[:4])
     return {"seconds": seconds, "cpu": cpu, "tokens": tokens, "bytes": sum(path.stat().st_size for path in inputs)}
+
+
+def _cpu() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _read(inputs: Sequence[Path]) -> list[Record]:

@@ -67,7 +67,7 @@ QUICK = Size()
 FULL = Size(
     repetitions=7, traj=12, chat=5_000, per_turn=2, large=6, curve=corpus.CURVE, curve_turns=400, curve_repetitions=5, agree=25
 )
-SMOKE = Size(2, 1, 40, 1, 2, (10, 20), 20, 1, 1)  # tries every path; its figures mean nothing
+SMOKE = Size(2, 2, 150, 1, 2, (10, 40), 40, 1, 1)  # tries every path; its figures mean nothing
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,6 @@ class Bench:
     settings: argparse.Namespace
     size: Size
     contenders: dict[tuple[str, bool], Contender] = field(default_factory=dict)
-    raw: dict[str, Any] = field(default_factory=dict)
     fresh: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
 
     def contender(self, peer: str, parallel: bool = False) -> Contender:
@@ -507,7 +506,8 @@ def run(bench: Bench) -> str:
         "curve": curve(bench, on_curve),
         "start": start_up(bench),
     }
-    bench.raw = {"machine": machine(), "size": vars(size), "sections": sections, "agreed": agreed}
+    raw = {"machine": machine(), "size": vars(size), "sections": sections, "agreed": agreed}
+    (bench.settings.work / "figures.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
     return report(bench, sections, agreed)
 
 
@@ -539,13 +539,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             contender.close()
     for path in settings.work.glob("*.jsonl"):
         path.unlink()
-    raw = settings.work / "figures.json"
-    raw.write_text(json.dumps(bench.raw, indent=1) + "\n", encoding="utf-8")
     if settings.smoke:
         print(page)
     else:
         settings.out.write_text(page, encoding="utf-8")
-    _say(f"{raw}; {time.monotonic() - started:.0f} s\n")
+    _say(f"{settings.work / 'figures.json'}; {time.monotonic() - started:.0f} s\n")
 
 
 if __name__ == "__main__":
