@@ -32,7 +32,7 @@ def test_a_build_keeps_every_line_of_the_corpus(kind: str, reasoning: bool, tmp_
     spec = "ling-3.0-thinking" if reasoning else "ling-3.0"
     result = chatmask.build(tmp_path / "raw.jsonl", spec, tmp_path / "d", demo=True, parity="off")
     assert result.ledger.kept == result.ledger.lines
-    assert "control_text" not in result.ledger.notes
+    assert result.ledger.control_text == 0
 
 
 def test_trajectories_are_as_described() -> None:
