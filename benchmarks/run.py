@@ -56,7 +56,7 @@ class Size:
     traj: int = 5
     chat: int = 1_000
     per_turn: int = 1
-    large: int = 2
+    large: int = 4
     curve: tuple[int, ...] = (10, 25, 50, 100, 200)
     curve_turns: int = 200
     curve_repetitions: int = 3
@@ -201,19 +201,16 @@ class Bench:
         return paths
 
     def measure(self, row: Row, name: str, records: Sequence[corpus.Record], per_turn: bool) -> dict[str, Any]:
-        """One row once: seconds and CPU seconds of the work, what it would have been without the work left out."""
+        """One row once: seconds and CPU seconds of the work, without loading and start-up."""
         contender = self.contender(row.peer, row.parallel)
         job: Job = {"op": row.op, "per_turn": per_turn, "workers": row.workers, "parity": row.parity}
         given = list(records[:1]) if row.slow else list(records)
         inputs = self.write(name, given, row.workers)
+        if row.peer.startswith("chatmask"):
+            job["short"] = [str(self.write(f"{name}-short-{k}", [_SHORT])[0]) for k in range(row.workers)]
         done = self._ask(contender, job, inputs)
-        if row.op == "arrow":
-            # start-up (loading, compiling, the commit) is what the same takes on one short row a process
-            short = self.write(f"{name}-short", [_SHORT] * row.workers, row.workers)
-            start = self._ask(contender, job, short)
-            for key in ("seconds", "cpu"):
-                done[key] = max(done[key] - start[key], 1e-9)
-            done["start"] = start["seconds"]
+        if row.workers > 1:
+            done["cpu"] = None  # that of other processes is known at their end only, start-up included
         return done
 
     def _ask(self, contender: Contender, job: Job, inputs: list[Path]) -> dict[str, Any]:
@@ -418,8 +415,9 @@ def _spread(values: Sequence[float]) -> str:
 def _table(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     lines = ["| | speed / tokenizers | by CPU time | million tokens a second |", "|---|---|---|---|"]
     for label, made in figures.items():
+        cpu = "-" if made[0]["cpu"] is None else _spread(ratios(figures, label, "cpu"))
         speed = statistics.median(one["tokens"] / one["seconds"] / 1e6 for one in made)
-        lines.append(f"| {label} | {_spread(ratios(figures, label))} | {_spread(ratios(figures, label, 'cpu'))} | {speed:.3f} |")
+        lines.append(f"| {label} | {_spread(ratios(figures, label))} | {cpu} | {speed:.3f} |")
     return lines
 
 
@@ -433,8 +431,9 @@ def report(bench: Bench, sections: Mapping[str, Any], agreed: Sequence[str]) -> 
         f"Written by `{'make bench FULL=1' if size is FULL else 'make bench'}` (`benchmarks/run.py`); do not edit. Each speed is divided by that of the bare `tokenizers` library "
         "(one thread, `TOKENIZERS_PARALLELISM=false`, texts already rendered) in the same repetition: median [least-most] of "
         f"{size.repetitions} repetitions, contenders in rotated order, every repetition on conversations of its own. Loading and start-up are "
-        "left out: a contender's process has loaded before it is timed, and from a build the time of one short row is taken off. "
-        "CPU time counts all processes. `build` compares trained prefixes with served prompts on lines 1 to 16 and on every 64th; here rows "
+        "left out: a contender's process has loaded before it is timed, and a build is timed from when one short row a process is done to "
+        "the finished dataset. "
+        "`build` compares trained prefixes with served prompts on lines 1 to 16 and on every 64th; here rows "
         "of chatmask are without that, but for the one that says that every turn is compared.",
         "",
         f"Machine: {machine()}; load average {os.getloadavg()[0]:.1f} at the end. Python {platform.python_version()}; "
