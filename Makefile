@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 LOW := .venv-lowest
+BENCH := .venv-bench
 
 .PHONY: demo test test-long test-lowest lint docs bench clean
 
@@ -47,8 +48,15 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python scripts/cli_reference.py
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/memory.py
+$(BENCH)/.installed: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -e . -r benchmarks/requirements.txt
+	touch $@
+
+# ratios to other programs, written to docs/benchmarks.md; FULL=1: larger slices; memory against the number of rows
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python -m benchmarks.run $(if $(FULL),--full) $(BENCH_OPTIONS)
+	$(BENCH)/bin/python benchmarks/memory.py
 
 clean:
-	rm -rf $(VENV) $(LOW) swe_raw.* dist
+	rm -rf $(VENV) $(LOW) $(BENCH) swe_raw.* dist
