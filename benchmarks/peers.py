@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Record = dict[str, Any]
 Ids = Sequence[Any]  # one list, array or tensor of ints for each sample
@@ -360,16 +360,7 @@ class Chatmask(Peer):
     does = "`chatmask.build` from JSONL to a finished, verified dataset"
     memory = False
     arrow = True
-    backend: str | None = None
-
-    def available(self) -> str:
-        """Whether this version lets the backend be chosen."""
-        import chatmask
-
-        why = super().available()
-        if not why and self.backend and "backend" not in inspect.signature(chatmask.build).parameters:
-            return "this version of chatmask.build has no option `backend`"
-        return why
+    backend: Literal["auto", "fast", "tokenizers"] = "tokenizers"
 
     def to_arrow(self, inputs: list[Path], out: Path, job: Mapping[str, Any]) -> int:
         """Build; `workers`, `parity`, `spec`, `overrides` and `per_turn` come with the job.
@@ -379,7 +370,6 @@ class Chatmask(Peer):
         """
         import chatmask
 
-        given: dict[str, Any] = {} if self.backend is None else {"backend": self.backend}
         short = [Path(path) for path in job.get("short", ())]
         self.warm = None
 
@@ -397,7 +387,7 @@ class Chatmask(Peer):
             parity=job.get("parity", "off"),
             policy_overrides=["split=per_turn"] if job.get("per_turn") else [],
             progress=progress,
-            **given,
+            backend=self.backend,
         )
         if short and self.warm is None:
             raise RuntimeError(
@@ -424,8 +414,8 @@ class ChatmaskFast(Chatmask):
     name = "chatmask-fast"
     packages = ("chatmask", "fastokens", "pyarrow")
     needs: tuple[str, ...] = ("chatmask", "fastokens")
-    does = "the same with `backend='fastokens'`"
-    backend = "fastokens"
+    does = "the same with `backend='fast'`"
+    backend = "fast"
 
 
 PEERS: dict[str, type[Peer]] = {

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,6 +94,14 @@ def main(ctx: click.Context) -> None:
 @click.option("--bad-rows", type=click.Choice(["fail", "skip"]), default="fail", show_default=True, help="fail: a rejected row fails the build and nothing visible is written; skip: rejects go to rejects.jsonl.")  # fmt: skip
 @click.option("--keep-rejected", is_flag=True, help="Write the content of rejected lines to rejects.jsonl too.")
 @click.option(
+    "--backend",
+    type=click.Choice(["auto", "fast", "tokenizers"]),
+    default="auto",
+    show_default=True,
+    help="What encodes: the fast tokenizer where it is installed, proven equal and worth loading; that or an error; the `tokenizers` library. The ids are the same.",
+)
+@click.option("--profile", is_flag=True, help="Print where the time went, by step.")
+@click.option(
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes; the bytes do not depend on it."
 )
 @click.option("--parity", type=click.Choice(["sample", "full", "off"]), default="sample", show_default=True, help="Compare trained prefixes with what the server would send: on a sample of the rows, on all, or not.")  # fmt: skip
@@ -119,6 +127,8 @@ def build(
     demo: bool,
     bad_rows: Any,
     keep_rejected: bool,
+    backend: Any,
+    profile: bool,
     workers: int,
     parity: Any,
     policy: str | None,
@@ -172,6 +182,7 @@ def build(
             parity=parity,
             policy=policy,
             policy_overrides=changes,
+            backend=backend,
             keep_rejected=keep_rejected,
             max_line_bytes=max_line_bytes,
             max_depth=max_depth,
@@ -181,6 +192,8 @@ def build(
         )
     for line in _ledger_lines(result):
         click.echo(line, err=as_json)
+    for line in _profile_lines(result) if profile else ():
+        click.echo(line, err=True)
     if as_json:
         _print_json(result.summary)
 
@@ -432,6 +445,15 @@ def _report(report: Any) -> dict[str, Any]:
 
 
 # --- what people see ------------------------------------------------------------------------------------------------------------
+
+
+def _profile_lines(result: Any) -> Iterator[str]:
+    """Seconds by step, over all workers; what is left of the whole is start-up, planning and the commit."""
+    total = sum(result.profile.values())
+    yield f"profile: {result.seconds:.2f} s in all, {total:.2f} s in the steps below; {result.backend}"
+    for step, seconds in result.profile.items():
+        if seconds > 0:
+            yield f"  {step:<10} {seconds:8.3f} s  {seconds / total:5.1%}"
 
 
 def _ledger_lines(result: Any) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ class Encoder:
         self.whole_only = self._first_difference(tokenizer.whole)
         self.pieces = backends.Pieces(tokenizer.whole)
         self.fast: backends.Fast | None = None
+        self.seconds = 0.0  # spent in the tokenizers
         self._learned: dict[str, tuple[int, bytes]] = {}  # text in front of a border -> how many tokens it is, and their ids
 
     def speed_up(self, proven: bool = False) -> str:
@@ -226,7 +228,7 @@ class Encoder:
             For each group its texts' ids, and where the borders are; see `Filled`.
         """
         assert self.fast is not None
-        ids, offsets = self.fast.flat([text for group in groups for text in group.texts])
+        ids, offsets = self._flat([text for group in groups for text in group.texts])
         places = np.flatnonzero(self._is_control[ids])
         cuts = np.searchsorted(places, offsets)
         found: list[Filled] = []
@@ -264,7 +266,9 @@ class Encoder:
         return (ids[window] == expected).all(axis=1)
 
     def _long(self, request: Request) -> Encoded:
+        started = time.perf_counter()
         ids, starts, ends = self.with_offsets(request.text, request.controls, request.borders)
+        self.seconds += time.perf_counter() - started
         return Encoded(ids, {border: edge_at(starts, ends, border) for border in request.borders})
 
     def _short(self, requests: Sequence[Request]) -> Iterable[Encoded | None]:
@@ -283,11 +287,18 @@ class Encoder:
     def _whole(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
         """Ids of each text, and which of them are control tokens: by the fast tokenizer, which finds those by itself."""
         assert self.fast is not None
-        ids, offsets = self.fast.flat([request.text for request in requests])
+        ids, offsets = self._flat([request.text for request in requests])
         places = np.flatnonzero(self._is_control[ids])
         cuts = np.searchsorted(places, offsets)
         for i in range(len(requests)):
             yield ids[offsets[i] : offsets[i + 1]], places[cuts[i] : cuts[i + 1]] - offsets[i]
+
+    def _flat(self, texts: Sequence[str]) -> tuple[Ids, Any]:
+        assert self.fast is not None
+        started = time.perf_counter()
+        found = self.fast.flat(texts)
+        self.seconds += time.perf_counter() - started
+        return found
 
     def _from_pieces(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
         """The same by the `tokenizers` library, from the pieces between control tokens."""
@@ -298,7 +309,9 @@ class Encoder:
                 pieces.append(request.text[position:start])
                 position = end
             pieces.append(request.text[position:])
+        started = time.perf_counter()
         encoded = iter(self.pieces.encode(pieces))
+        self.seconds += time.perf_counter() - started
         for request in requests:
             parts: list[Ids] = []
             for _, _, identity in request.controls:

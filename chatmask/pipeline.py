@@ -72,6 +72,7 @@ class BuildResult:
 
     Attributes:
         backend: what encoded, with its version, and why it was not the fast tokenizer.
+        profile: seconds by step, over all workers; steps in the order in which a record takes them.
     """
 
     dataset: Path
@@ -82,6 +83,7 @@ class BuildResult:
     resumed_shards: int = 0
     restarted: tuple[str, ...] = ()
     backend: str = ""
+    profile: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -182,7 +184,9 @@ def build(
             return BuildResult(directory, finished, Ledger.from_dict(finished["ledger"]), time.monotonic() - started, True)
         restarted = _begin(storage, directory, identity)
         try:
-            receipts, resumed = _build_shards(parser, storage, directory, chunks, identity, options, workers, bad_rows, progress)
+            receipts, resumed, profile = _build_shards(
+                parser, storage, directory, chunks, identity, options, workers, bad_rows, progress
+            )
             ledger = Ledger.total(Ledger.from_dict(receipt["ledger"]) for receipt in receipts).close(str(directory))
             _refuse_nothing(ledger, parser.spec)
         except (TooManyRejects, CheckFailed):
@@ -193,7 +197,15 @@ def build(
             shards = deal(storage, directory, shards, fingerprint(identity), chosen.seed)
         manifest = commit(storage, directory, shards, {**identity, "ledger": ledger.to_dict()}, _reject_lines(receipts))
     return BuildResult(
-        directory, manifest, ledger, time.monotonic() - started, False, resumed, tuple(restarted), _named(parser, why_not)
+        directory,
+        manifest,
+        ledger,
+        time.monotonic() - started,
+        False,
+        resumed,
+        tuple(restarted),
+        _named(parser, why_not),
+        profile,
     )
 
 
@@ -228,15 +240,46 @@ def default_directory(first: str | Path, spec: str) -> Path:
 # --- one chunk: a record's way to the shard -----------------------------------------------------------------------------------
 
 
-def build_shard(parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options) -> None:
-    """Build one shard and its receipt. Depends on the chunk's bytes only, never on who runs it or what ran before."""
+STEPS = ("read", "parse", "normalise", "render", "encode", "mask", "write", "again")
+
+
+class Clock:
+    """Where the time goes: each lap adds the time since the one before to a step."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STEPS, 0.0)
+        self._last = time.perf_counter()
+
+    def lap(self, step: str) -> None:
+        """What was done since the last lap was this step."""
+        now = time.perf_counter()
+        self.seconds[step] += now - self._last
+        self._last = now
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """A part of one step belongs to another."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+
+def build_shard(
+    parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options
+) -> dict[str, float]:
+    """Build one shard and its receipt. Depends on the chunk's bytes only, never on who runs it or what ran before.
+
+    Returns:
+        Seconds by step.
+    """
+    clock = Clock()
     fast, notes = parser.encoder.fast, Counter[str]()
     parser.compared_records, parser.cut_kinds = 0, {}
     try:
         while True:
             try:
-                return _build_shard(parser, storage, directory, chunk, count, run, options, notes)
+                _build_shard(parser, storage, directory, chunk, count, run, options, notes, clock)
+                return clock.seconds
             except Unsound as error:
+                clock.lap("again")
                 # once more, the long way: nothing of the first try is kept
                 notes[f"{error.what}_refused"] += 1
                 parser.short_ways = False
@@ -255,13 +298,14 @@ def _build_shard(
     run: str,
     options: Options,
     notes: Counter[str],
+    clock: Clock,
 ) -> None:
     ledger = Ledger(notes=Counter(notes))
     rejects: list[dict[str, Any]] = []
     shown: list[str] = []  # quotes content, so it stays in the receipt, which does not outlive the build
     name = _name(chunk.index, count, options)
     with ShardWriter(storage, staging(directory) / name) as writer:
-        for record, made in rows_of(parser, chunk, options):
+        for record, made in rows_of(parser, chunk, options, clock):
             ledger.lines += 1
             if made is None:
                 ledger.blanks += 1
@@ -293,6 +337,7 @@ def _build_shard(
     ledger.close(f"{chunk.path}, lines {chunk.line} to {chunk.line + chunk.lines - 1}")
     receipt = {"fingerprint": run, "shard": writer.info.to_dict(), "ledger": ledger.to_dict(), "rejects": rejects, "shown": shown}
     write_receipt(storage, receipt_path(directory, name), receipt)
+    clock.lap("write")
 
 
 def _name(index: int, count: int, options: Options) -> str:
@@ -303,13 +348,13 @@ def _name(index: int, count: int, options: Options) -> str:
 def survey(parser: Parser, chunk: Chunk, options: Options) -> list[Entry]:
     """What the choice over a whole build (equal samples, balance) must know of one chunk; rejected rows have no part in it."""
     entries: list[Entry] = []
-    for record, made in rows_of(parser, chunk, replace(options, parity="off")):
+    for record, made in rows_of(parser, chunk, replace(options, parity="off"), Clock()):
         if isinstance(made, Made):
             entries += entries_of(made, options.policy, record.path, record.line)
     return entries
 
 
-def rows_of(parser: Parser, chunk: Chunk, options: Options) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
+def rows_of(parser: Parser, chunk: Chunk, options: Options, clock: Clock) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
     """Every record of a chunk, in order, with what it gave, why it is rejected, or None for a blank line.
 
     A record's way: strict JSON, conversation, samples, rendering and spans; then tokens and masks, for many records at once.
@@ -320,30 +365,38 @@ def rows_of(parser: Parser, chunk: Chunk, options: Options) -> Iterator[tuple[Re
     waiting: list[tuple[Record, Draft | RejectedRow | None]] = []
     characters = 0
     for record in read(chunk, options.max_line_bytes):
+        clock.lap("read")
         draft: Draft | RejectedRow | None = None
         if not record.blank:
             try:
-                draft = begin_record(record, parser, options)
+                draft = begin_record(record, parser, options, clock)
                 characters += draft.characters
             except RejectedRow as error:
                 draft = error
         waiting.append((record, draft))
+        clock.lap("render")
         if characters >= BATCH_CHARACTERS or len(waiting) >= BATCH_RECORDS:
-            yield from _completed(waiting)
+            yield from _completed(waiting, parser, clock)
             waiting, characters = [], 0
-    yield from _completed(waiting)
+    yield from _completed(waiting, parser, clock)
 
 
-def begin_record(record: Record, parser: Parser, options: Options) -> Draft:
+def begin_record(record: Record, parser: Parser, options: Options, clock: Clock) -> Draft:
     """One record up to its tokens. Raises RejectedRow."""
-    conversation = parser.read(parse(record, options.max_depth), options.max_messages)
+    data = parse(record, options.max_depth)
+    clock.lap("parse")
+    conversation = parser.read(data, options.max_messages)
+    clock.lap("normalise")
     return begin(conversation, options.policy, parser, f"{record.path}:{record.line}", _checks(record, options))
 
 
 def _completed(
-    waiting: Sequence[tuple[Record, Draft | RejectedRow | None]],
+    waiting: Sequence[tuple[Record, Draft | RejectedRow | None]], parser: Parser, clock: Clock
 ) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
+    before = parser.encoder.seconds
     examples = iter(encode([draft for _, draft in waiting if isinstance(draft, Draft)]))
+    clock.lap("mask")
+    clock.move(parser.encoder.seconds - before, "mask", "encode")
     for record, draft in waiting:
         made: Made | RejectedRow | None = None
         if isinstance(draft, Draft):
@@ -351,9 +404,11 @@ def _completed(
                 made = complete(draft, next(examples))
             except RejectedRow as error:
                 made = error
+            clock.lap("mask")
         else:
             made = draft
         yield record, made
+        clock.lap("write")
 
 
 def _checks(record: Record, options: Options) -> Checks:
@@ -409,8 +464,9 @@ def _build_shards(
     workers: int,
     bad_rows: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[dict[str, Any]], int]:
-    """Build what no receipt of this run vouches for; all receipts in order, and how many were there already."""
+) -> tuple[list[dict[str, Any]], int, dict[str, float]]:
+    """Build what no receipt of this run vouches for; all receipts in order, how many were there already, and seconds by step."""
+    profile: dict[str, float] = {}
     run = fingerprint(identity)
     count = len(chunks)
     missing = [chunk for chunk in chunks if finished_shard(directory, _name(chunk.index, count, options), run) is None]
@@ -422,7 +478,8 @@ def _build_shards(
     receipts: list[dict[str, Any]] = []
     for chunk in chunks:
         if chunk.index in waiting:
-            next(built)
+            for step, seconds in next(built).items():
+                profile[step] = profile.get(step, 0.0) + seconds
         receipt = finished_shard(directory, _name(chunk.index, count, options), run)
         if receipt is None:
             raise DamagedDataset(f"{directory}: shard {chunk.index} vanished while the build ran; run it again")
@@ -431,7 +488,7 @@ def _build_shards(
         receipts.append(receipt)
         if progress:
             progress(len(receipts), count)
-    return receipts, count - len(missing)
+    return receipts, count - len(missing), profile
 
 
 def _run(
@@ -505,9 +562,9 @@ def _survey(chunk: Chunk) -> list[Entry]:
     return survey(parser, chunk, options)
 
 
-def _work(chunk: Chunk) -> None:
+def _work(chunk: Chunk) -> dict[str, float]:
     parser, storage, directory, count, run, options = _worker
-    build_shard(parser, storage, directory, chunk, count, run, options)
+    return build_shard(parser, storage, directory, chunk, count, run, options)
 
 
 def _too_many(before: Sequence[dict[str, Any]], last: dict[str, Any], shards: int, count: int) -> TooManyRejects:
