@@ -181,7 +181,10 @@ def build(
         finished = _finished(directory, identity, force)
         if finished is not None:
             storage.rmtree(staging(directory))  # left by a build that was killed between its last two steps
-            return BuildResult(directory, finished, Ledger.from_dict(finished["ledger"]), time.monotonic() - started, True)
+            named = _named(parser, why_not)
+            return BuildResult(
+                directory, finished, Ledger.from_dict(finished["ledger"]), time.monotonic() - started, True, backend=named
+            )
         restarted = _begin(storage, directory, identity)
         try:
             receipts, resumed, profile = _build_shards(

@@ -231,11 +231,11 @@ class TestSameBytes:
         whole = tree(chatmask.build(RAW, "ling-3.0-thinking", tmp_path / "whole", demo=True).dataset)
         real, done = pipeline.build_shard, []
 
-        def killed(parser: Any, storage: Any, directory: Any, chunk: Chunk, *rest: Any) -> None:
+        def killed(parser: Any, storage: Any, directory: Any, chunk: Chunk, *rest: Any) -> Any:
             if chunk.index == 2:
                 raise KeyboardInterrupt
-            real(parser, storage, directory, chunk, *rest)
             done.append(chunk.index)
+            return real(parser, storage, directory, chunk, *rest)
 
         monkeypatch.setattr(pipeline, "build_shard", killed)
         with pytest.raises(KeyboardInterrupt):

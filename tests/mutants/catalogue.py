@@ -26,6 +26,7 @@ _MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding
 _PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
 _TRACING, _SPEC = "templates/tracing.py", "templates/spec.py"
 _ENCODING, _SPECFORGE = "encoding.py", "parsers/specforge.py"
+_SHAPES, _PREFIXES = "parsers/shapes.py", "parsers/prefixes.py"
 _SET = "mask[first:last] = 1"
 _FIND = "            shield = find_quoted(strings, "
 _FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
@@ -37,13 +38,51 @@ MUTANTS = (
     Mutant("end token lost", _MASKING, _SET, "mask[first : last - 1] = 1"),
     Mutant("token behind the end trained", _MASKING, _SET, "mask[first : last + 1] = 1"),
     Mutant("everything behind the first header trained", _MASKING, _SET, "mask[first:] = 1"),
-    Mutant("untrained parts trained", _MASKING, "mask[touched] = 0", "pass"),
-    Mutant("a token across a part's border trained", _MASKING, "(ends[first:last] > start)", "(starts[first:last] >= start)"),
+    Mutant("untrained parts trained", _MASKING, "mask[low:high] = 0", "pass"),
+    Mutant("a token across a part's border trained", _MASKING, "begin.token - begin.over)", "begin.token)"),
     Mutant("last turn only", _MASKING, "if not emission.reason:\n", "if not emission.reason and emission is emissions[-1]:\n"),
     Mutant("untrained turns trained", _MASKING, "if not emission.reason:\n", "if True:\n"),
     Mutant("straddle flipped", _MASKING, 'first -= straddle == "include"', 'first -= straddle == "exclude"'),
-    Mutant("straddles not counted", _MASKING, "straddles += 1\n            first", "first"),
-    Mutant("span starts one token late", _MASKING, 'emission.start, side="left"', 'emission.start, side="right"'),
+    Mutant("straddles not counted", _MASKING, "straddles += 1\n        first", "first"),
+    Mutant(
+        "span starts one token late",
+        _MASKING,
+        "first, last, straddles = start.token,",
+        "first, last, straddles = start.token + 1,",
+    ),
+    # the short ways
+    Mutant(
+        "a header's end one token late",
+        _ENCODING,
+        "left, at = left[len(spelled) :], at + 1",
+        "left, at = left[len(spelled) :], at + 2",
+    ),
+    Mutant(
+        "a border behind a control token late", _ENCODING, "(controls[i][1], places[i] + 1)", "(controls[i][1], places[i] + 2)"
+    ),
+    Mutant("a normalised header believed", _ENCODING, "if not spelled or not left.startswith(spelled):", "if not spelled:"),
+    Mutant("control tokens of content believed", _ENCODING, "if len(places) != len(expected) or", "if False and"),
+    Mutant("shapes fit any string", _SHAPES, "(equal and text in equal) or search(text):", "False:"),
+    Mutant("blanks not trimmed in a shape", _SHAPES, "if trimmed and (text[0].isspace() or text[-1].isspace()):", "if False:"),
+    Mutant(
+        "a template that looks into strings has shapes",
+        _SHAPES,
+        "        self.log.spoiled = True\n        return getattr(str",
+        "        return getattr(str",
+    ),
+    Mutant("cuts are believed", _PREFIXES, "if text == cut.text:", "if True:"),
+    Mutant(
+        "a cut's turn trained one token early",
+        _PREFIXES,
+        "mask[shift + first : shift + last] = 1",
+        "mask[shift + first - 1 : shift + last] = 1",
+    ),
+    Mutant(
+        "a cut keeps the base's own turn",
+        _PREFIXES,
+        "spans=(*longest.spans[: cut.place], span)",
+        "spans=(*longest.spans[: cut.place + 1], span)",
+    ),
     # turns
     Mutant(
         "header trained",
@@ -106,7 +145,7 @@ MUTANTS = (
     ),
     Mutant("lists not shielded", _SHIELD, "return [self.value(item) for item in value]", "return value"),
     Mutant("positions not mapped back", _SHIELD, "return self.after[i] + position - self.before[i]", "return position"),
-    Mutant("tools not searched", _SHIELD, "_collect(tools, strings)\n    return", "return"),
+    Mutant("tools not searched", _SHIELD, "[tools] if tools else []", "[]"),
     Mutant("composed control tokens live", _PARSER, "composable = self.fragments.in_any(strings)", "composable = False"),
     Mutant(
         "call named in words taken for a call",
@@ -114,7 +153,7 @@ MUTANTS = (
         'emission.count(function["name"]) <= words',
         'emission.count(function["name"]) < words',
     ),
-    Mutant("keys not searched", _SHIELD, "into.extend(key for key in value if isinstance(key, str))\n", "pass\n"),
+    Mutant("keys not searched", _SHIELD, "strings += [key for key in node if isinstance(key, str)]\n", "pass\n"),
     # the parser
     Mutant(
         "steering not noticed",

@@ -19,7 +19,7 @@ import chatmask
 from chatmask.conversation import normalise
 from chatmask.templates.environment import environment
 from tests import public_cases
-from tests.properties import forms, made_up, oracles
+from tests.properties import forms, made_up, oracles, short
 
 
 def _render(parser: Any) -> Callable[..., str]:
@@ -69,6 +69,7 @@ def checks() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "composed control tokens", made_up.check_composed
     for form in forms.CHECKS:
         yield form.__name__, form
+    yield "short ways", short.check_short_ways
     rng, refused = random.Random(3), Counter[str]()
     for spec in oracles.SPECS:
         parser = oracles.parser_of(spec, "demo")
