@@ -15,12 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import chatmask
 from chatmask import backends
-from chatmask.conversation import normalise
 from chatmask.encoding import Encoder, Request
-from chatmask.parsers.shapes import Filled
 from chatmask.templates import environment as sandbox
 from tests.properties.oracles import parser_of
-from tests.properties.short import SPECS, check_rows, fast
+from tests.properties.short import SPECS, check_rows, check_what_shapes_see, fast
 
 pytest.importorskip("fastokens", reason="the extra `fast` is part of `dev`")
 
@@ -103,34 +101,7 @@ def test_rows_are_those_of_the_long_way(spec: str, options: list[str]) -> None:
 
 def test_a_shape_is_refused_where_a_template_looks_into_strings() -> None:
     """A template that measures, slices, compares or indexes a content has no shapes; one that trims or searches has."""
-    from tests.properties.made_up import made_up
-
-    body = "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ %s }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
-    chat = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "It is 4."}]}
-    for expression, seen in {
-        "m.content": True,
-        "m.content | trim": True,
-        "m.content.split('<x>')[-1].lstrip('\\n')": True,
-        "('A' if 'yes' in m.content else '') ~ m.content": True,
-        "m.content ~ ('!' if m.content | length > 40 else '')": False,
-        "m.content[:1] ~ m.content[1:]": False,
-        "m.content ~ ('' if m.content < 'a' else '')": False,
-        "m.content ~ ('!' if m.content == messages[0].content and not loop.first else '')": False,
-        "m.content ~ ('' if m.content in 'abc' else '')": False,
-        "m.content ~ ('' if m.content is lower else '')": False,
-        "(m.content | tojson)[1:-1]": False,
-        "m.content | replace('It', 'It')": False,
-    }.items():
-        parser = made_up(body % expression)
-        assert parser.encoder.speed_up() == ""
-        found = parser.shape(normalise(chat))
-        assert (found is not None) == seen, expression
-        if isinstance(found, Filled):
-            assert found.text == parser.parse(chat).text
-        # what was asked of the shape's strings is asked of the others
-        if "yes" in expression:
-            held = {"messages": [chat["messages"][0], {"role": "assistant", "content": "yes, 4."}]}
-            assert parser.shape(normalise(held)) is None
+    check_what_shapes_see()
 
 
 def _write(path: Path, n: int, special: str = "") -> Path:

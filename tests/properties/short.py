@@ -8,10 +8,12 @@ from typing import Any
 import chatmask
 from chatmask.conversation import normalise
 from chatmask.parsers.parser import Parser
+from chatmask.parsers.shapes import Filled
 from chatmask.policy import load_policy
 from chatmask.sampling import begin, complete, encode
 from tests.conversations import benign
 
+from .made_up import made_up
 from .oracles import fitting, parser_of
 
 SPECS = (
@@ -113,8 +115,39 @@ def check_rows(spec: str, options: list[str], size: int = 8) -> set[str]:
     return taken
 
 
+def check_what_shapes_see() -> None:
+    """A template that measures, slices, compares or indexes a content has no shapes; one that trims or searches has."""
+    body = "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ %s }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+    chat = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "It is 4."}]}
+    for expression, seen in {
+        "m.content": True,
+        "m.content | trim": True,
+        "m.content.split('<x>')[-1].lstrip('\\n')": True,
+        "('A' if 'yes' in m.content else '') ~ m.content": True,
+        "m.content ~ ('!' if m.content | length > 40 else '')": False,
+        "m.content[:1] ~ m.content[1:]": False,
+        "m.content ~ ('' if m.content < 'a' else '')": False,
+        "m.content ~ ('!' if m.content == messages[0].content and not loop.first else '')": False,
+        "m.content ~ ('' if m.content in 'abc' else '')": False,
+        "m.content ~ ('' if m.content is lower else '')": False,
+        "(m.content | tojson)[1:-1]": False,
+        "m.content | replace('It', 'It')": False,
+    }.items():
+        parser = made_up(body % expression)
+        assert parser.encoder.speed_up() == ""
+        found = parser.shape(normalise(chat))
+        assert (found is not None) == seen, expression
+        if isinstance(found, Filled):
+            assert found.text == parser.parse(chat).text
+        # what was asked of the shape's strings is asked of the others
+        if "yes" in expression:
+            held = {"messages": [chat["messages"][0], {"role": "assistant", "content": "yes, 4."}]}
+            assert parser.shape(normalise(held)) is None
+
+
 def check_short_ways() -> None:
     """Shapes, cuts and edges without offsets give the rows of the long ways."""
     for spec in ("qwen3-thinking", "ling-3.0-thinking"):
         check_rows(spec, [], 3)
         check_rows(spec, ["split=per_turn"], 3)
+    check_what_shapes_see()
