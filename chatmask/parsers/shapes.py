@@ -22,7 +22,9 @@ from jinja2 import nodes
 
 from ..conversation import Conversation
 from ..errors import RejectedRow, TemplateError
+from ..templates.codegen import DICT_ATTRIBUTES, SAFE_STRING_METHODS
 from ..templates.environment import environment
+from ..templates.tracing import Watched
 from ..trajectories import KNOWN_TAGS
 from .turns import Turn
 
@@ -179,7 +181,7 @@ class Shapes:
         ]
         written = template.json_written
         try:
-            text = template.render(shown, None, **prepared.spec.kwargs)
+            text = template.watch(shown, **prepared.spec.kwargs)
         except TemplateError:
             return None
         if log.spoiled or template.json_written > written or text != rendering.text or rendering.quoted or rendering.gaps:
@@ -245,7 +247,7 @@ class _Log:
         self.spoiled = False
 
 
-class Opaque(str):
+class Opaque(Watched):
     """A string that reports what is asked of it. It holds and begins with nothing that a template asks for, and has no blanks to trim."""
 
     log: _Log
@@ -257,12 +259,24 @@ class Opaque(str):
         return self
 
     def __str__(self) -> str:
-        return str.__str__(self)
+        return self  # so that it stays what it is in the buffers of macros
 
     def __bool__(self) -> bool:
         return True
 
-    __hash__ = str.__hash__
+    def __hash__(self) -> int:
+        self.log.spoiled = True  # looked for among keys, which asks nothing of it
+        return str.__hash__(self)
+
+    def join_with(self, parts: Sequence[str]) -> str:
+        """As `composed`."""
+        return composed(parts)
+
+    def __add__(self, other: str) -> str:
+        return composed([self, other])
+
+    def __radd__(self, other: str) -> str:
+        return composed([other, self])
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Opaque):
@@ -335,10 +349,41 @@ class _Watched:
         return next(self.inner)
 
 
-# what else a string can be asked; writing it out and joining it to others is not among these
+class Composed(Opaque):
+    """Opaque strings joined with others. It may be written out and joined further; any question spoils, since what would be asked
+    of the parts is not known."""
+
+    __bool__ = Opaque.__bool__
+    __hash__ = Opaque.__hash__
+
+
+def composed(parts: Sequence[str]) -> str:
+    """Strings joined, of which some are opaque; one alone stays what it is."""
+    filled = [part for part in parts if isinstance(part, Opaque) or part]
+    if len(filled) == 1:
+        return filled[0]
+    log = next(part.log for part in filled if isinstance(part, Opaque))
+    return Composed("".join(filled), log)
+
+
+# what else a string can be asked; writing it out is not among these
 _ORDER = {"__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 for _name in ((set(dir(str)) - set(dir(object))) | _ORDER) - set(vars(Opaque)) - {"__add__", "__getnewargs__"}:
     setattr(Opaque, _name, _spoiling(_name))
+for _name in {
+    "__eq__",
+    "__ne__",
+    "__contains__",
+    "startswith",
+    "endswith",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "split",
+    "rsplit",
+    "replace",
+}:
+    setattr(Composed, _name, _spoiling(_name))
 setattr(Opaque, "__iter__", _Watched)  # noqa: B010  (mypy takes an assignment for a mistake)
 
 
@@ -349,6 +394,12 @@ def _seen_through(source: str) -> bool:
         return False
     if any(node.name not in TESTS for node in tree.find_all(nodes.Test)):
         return False
+    # methods of strings that are handed others: `', '.join(parts)`, `'abc'.count(content)`
+    for call in tree.find_all(nodes.Call):
+        arguments = [*call.args, *(keyword.value for keyword in call.kwargs)]
+        plain = all(isinstance(argument, nodes.Const) for argument in arguments) and not (call.dyn_args or call.dyn_kwargs)
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in SAFE_STRING_METHODS - DICT_ATTRIBUTES and not plain:
+            return False
     # a search for the string in a constant
     searched = (operand for node in tree.find_all(nodes.Compare) for operand in node.ops if operand.op in ("in", "notin"))
     return not any(isinstance(operand.expr, nodes.Const) for operand in searched)

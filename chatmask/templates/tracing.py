@@ -91,9 +91,20 @@ class MarkedText(str):
         return self.lstrip(chars).rstrip(chars)
 
 
+class Watched(str):
+    """A string that must know what it is joined with (`parsers/shapes.py`)."""
+
+    def join_with(self, parts: Sequence[str]) -> str:
+        """The parts, this one among them, joined."""
+        raise NotImplementedError
+
+
 def _join(parts: Iterable[Any]) -> str:
     """Concatenate; plain text when no part holds a mark."""
     pieces = [part if isinstance(part, str) else str(part) for part in parts]
+    watched = next((piece for piece in pieces if isinstance(piece, Watched)), None)
+    if watched is not None:
+        return watched.join_with(pieces)
     if not any(type(piece) is MarkedText for piece in pieces):
         return "".join(pieces)
     marks: list[tuple[int, Mark]] = []
@@ -245,7 +256,7 @@ class ChatTemplate:
         def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
             if attribute is None and d is not None:
                 parts = list(value)
-                if any(type(part) is MarkedText for part in parts):
+                if any(isinstance(part, (MarkedText, Watched)) for part in parts):
                     spaced = [piece for part in parts for piece in (d, part)]
                     return _join(spaced[1:])
                 value = parts
@@ -309,12 +320,21 @@ class ChatTemplate:
         given = self._given(messages, tools, False, kwargs)
         given.update({_MARK: mark, _END: _end, _JOIN: lambda *parts: _join(parts)})
         self._tagging = tagged
-        pieces = _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
+        pieces = self._pieces(given)
         self._tagging = False
         traced = _owned(pieces)
         if tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
             raise TemplateError("the template renders marked strings otherwise than plain ones, so its text cannot be traced")
         return traced
+
+    def watch(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> str:
+        """The rendering of messages with `Watched` strings, by the traced code, which keeps them what they are where it joins them."""
+        given = self._given(messages, None, False, kwargs)
+        given.update({_MARK: lambda *_: "", _END: lambda _: "", _JOIN: lambda *parts: _join(parts)})
+        return "".join(self._pieces(given))
+
+    def _pieces(self, given: dict[str, Any]) -> list[str]:
+        return _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
 
     def calibrate(self, conversations: Iterable[tuple[list[dict[str, Any]], Any]], **kwargs: Any) -> None:
         """Find out whether structure alone shows every assistant message of these (messages, tools); if not, tag from now on."""

@@ -132,6 +132,14 @@ def check_what_shapes_see() -> None:
         "m.content ~ ('' if m.content is lower else '')": False,
         "(m.content | tojson)[1:-1]": False,
         "m.content | replace('It', 'It')": False,
+        "[m.content] | join('')": True,
+        "('' ~ m.content).strip()": True,
+        "('(' ~ m.content) ~ ')'": True,
+        "('(' + m.content) + ('!' if ('(' + m.content).startswith('(It') else '')": False,
+        "(m.content ~ ' ') | trim": False,
+        "', '.join([m.content, ''])": False,
+        "{'It is 4.': 'x'}.get(m.content, m.content)": False,
+        "m.content ~ {'a': 'x'}.get('b', '')": True,
     }.items():
         parser = made_up(body % expression)
         assert parser.encoder.speed_up() == ""
