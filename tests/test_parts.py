@@ -12,6 +12,7 @@ import pytest
 
 import chatmask
 from chatmask.conversation import normalise
+from chatmask.encoding import edge_at
 from chatmask.errors import RejectedRow
 from chatmask.example import Example, by_turn
 from chatmask.inspecting import inspect_rows, render_html, render_text, to_json
@@ -147,7 +148,8 @@ def test_quoted_control_tokens_do_not_move_a_flag() -> None:
 def test_a_token_across_the_border_of_a_part_is_a_straddle_and_not_trained() -> None:
     """A token with characters on both sides of a part's border belongs to the untrained span; it is counted once."""
     starts, ends = np.array([0, 2, 4, 6], np.int32), np.array([2, 4, 6, 8], np.int32)
-    mask, spans, straddles = mask_tokens(starts, ends, [Emission(1, 2, 8, "", ((3, 4),), "part_flag")])
+    edges = {border: edge_at(starts, ends, border) for border in (2, 3, 4, 8)}
+    mask, spans, straddles = mask_tokens(edges, 4, [Emission(1, 2, 8, "", ((3, 4),), "part_flag")])
     assert (mask.tolist(), straddles) == ([0, 0, 1, 1], 1)
     assert [(s.start, s.end, s.trained, s.reason) for s in spans] == [(1, 2, False, "part_flag"), (2, 4, True, "")]
 
@@ -186,7 +188,7 @@ def test_turns_are_counted_as_turns_and_shown_piece_by_piece(tmp_path: Path) -> 
     parse = parser("qwen3-instruct")
     chat = {"messages": [USER, answer(part("Well. "), part("HIDDEN", False), part(" It is 4."))]}
     ledger = Ledger()
-    ledger.add_example(parse.example(normalise(chat), oracle=True), True)
+    ledger.add_example(parse.example(normalise(chat), oracle=True))
     assert (ledger.turns, ledger.trained_turns, ledger.untrained.total(), ledger.parity["turns"]) == (1, 1, 0, 1)
     assert ledger.notes["turns_trained_in_part"] == 1
     path = tmp_path / "a.jsonl"
