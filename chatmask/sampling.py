@@ -138,9 +138,16 @@ def _layout(sample: Sample, policy: Policy, parser: Parser, checks: Checks) -> L
 def _cut(
     samples: Sequence[Sample], policy: Policy, parser: Parser, checks: Checks
 ) -> list[Layout | Filled | Cut | RejectedRow] | None:
-    """Samples of `per_turn` as cuts of the longest ones (`parsers/prefixes.py`); None where each must be laid out by itself."""
-    if not parser.short_ways or policy.split != "per_turn" or len(samples) < 2 or samples[0].conversation.part_flags:
+    """Samples that train their last turn only (`per_turn`) as cuts of the longest ones (`parsers/prefixes.py`); None where each must be laid out by itself."""
+    if (
+        not parser.short_ways
+        or policy.split not in ("per_turn", "exact")
+        or len(samples) < 2
+        or samples[0].conversation.part_flags
+    ):
         return None
+    if checks == ALL_CHECKS or any(sample.targets != {len(sample.conversation.messages) - 1} for sample in samples):
+        return None  # every turn is compared with what the server sent, context too; or a sample trains several
     layouts: list[Layout | Filled | Cut | RejectedRow] = []
     for _, group in itertools.groupby(samples, lambda sample: (sample.variant, run_of(sample.conversation))):
         *others, longest = group

@@ -203,9 +203,9 @@ def test_all_text_trains_everything_but_what_is_flagged(tmp_path: Path) -> None:
     )
     whole, flagged = chatmask.load(tmp_path / "d", allow_demo=True)
     assert set(whole["loss_mask"]) == {1}
-    assert [span["message"] for span in whole["spans"]] == [0, 1, 2, 3]
+    assert [span.message for span in whole["spans"]] == [0, 1, 2, 3]
     assert 0 < sum(flagged["loss_mask"]) < len(flagged["loss_mask"])
-    assert [(span["message"], span["reason"]) for span in flagged["spans"]] == [(0, "flag"), (1, "")]
+    assert [(span.message, span.reason) for span in flagged["spans"]] == [(0, "flag"), (1, "")]
     assert built.summary["turns"] == built.summary["trained_turns"] == 3
 
 
@@ -346,8 +346,8 @@ def test_a_reject_in_a_window_names_the_message_of_the_record() -> None:
         return real(part)
 
     record["messages"][-1].pop("tool_calls")
-    real = parser.example
-    parser.example = refuse  # type: ignore[method-assign]
+    real = parser.layout
+    parser.layout = refuse  # type: ignore[method-assign]
     with pytest.raises(chatmask.RejectedRow, match=r"message 16: made up") as cut:
         rows(parser, record, max_length=60, overlength="last_turns")
     assert cut.value.message == 16

@@ -27,6 +27,7 @@ from ..errors import TemplateError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, bounds
 from .thinking import reasoning_of
+from .turns import Turn
 
 if TYPE_CHECKING:
     from .parser import Layout, Parser
@@ -54,7 +55,8 @@ class Cut:
         head: characters of the base's text in front of that turn's header.
         tail: the turn's own text, header and what the template writes behind it included.
         controls: the control tokens in it.
-        emission: the turn's characters in it.
+        lead: where the turn's header ends in it.
+        emission: the turn's trained characters in it.
         message: the turn's message, as the template gets it where it is the last.
         context: the turn stands behind one that history has rewritten.
         asked: compare the turn's prompt with what the server would have sent.
@@ -66,6 +68,7 @@ class Cut:
     head: int
     tail: str
     controls: tuple[Control, ...]
+    lead: int
     emission: Emission
     message: dict[str, Any]
     context: bool
@@ -148,8 +151,11 @@ def cuts_of(
             header = spec.assistant.served_header(target > 0 and messages[target - 1]["role"] == "tool")
             tail, start = header + rendering.text[turn.start : end], len(header)
         stop = start + turn.end - emission.start
+        lead = start if turn.form == "history" else turn.start - turn.header
         message = whole.sample.prepared.messages[target]
-        cut = Cut(base, conversation, place, head.header, tail, (), Emission(target, start, stop), message, context, n in chosen)
+        cut = Cut(
+            base, conversation, place, head.header, tail, (), lead, Emission(target, start, stop), message, context, n in chosen
+        )
         calls, role = bool(message.get("tool_calls")), messages[target - 1]["role"] if target else ""
         kind: Kind = (turn.form, bool(reasoning_of(message)), bool(message.get("content")), calls, role, spec.sha256)
         settled = _settled(parser, cut, whole, kind, everything or n in sampled, moved)
@@ -217,12 +223,14 @@ def cut_examples(
         mask = np.zeros(len(ids), np.uint8)
         mask[shift + first : shift + last] = 1
         span = Span(target, shift + first, shift + last, True, "")
-        messages, turns = [*sample.prepared.messages[:target], cut.message], tuple(sample.turns[: cut.place + 1])
+        messages = [*sample.prepared.messages[:target], cut.message]
+        end = cut.head + cut.emission.end
+        turns = (*sample.turns[: cut.place], Turn(target, cut.head, cut.head + cut.lead, end, "served"))
         rewritten = {i: kind for i, kind in base.rewritten.items() if i < target}
         if cut.context:
             rewritten[target] = "context"
         example = Example(
-            text="",
+            text=cut.text,
             ids=ids,
             mask=mask,
             spans=(*longest.spans[: cut.place], span),
@@ -239,10 +247,10 @@ def _asked(parser: Parser, cut: Cut, example: Example, span: Span) -> Example:
     """The example with its turn's prompt compared with what the server would have sent."""
     sample, turn = cut.base.sample, example.turns[-1]
     served = parser.served(sample, turn.message)
-    prefix = sample.rendering.text[: cut.head] + cut.tail[: cut.emission.start]
+    prefix = sample.rendering.text[: cut.head] + cut.tail[: cut.lead]
     breaks: tuple[ParityBreak, ...]
     if served is not None and served[0] != prefix:
         breaks = (ParityBreak(turn.message, "text", not parser.stable(sample), parser.difference(served[0], prefix)),)
     else:
-        breaks = parser.parity(sample, {}, [turn], example.ids, {span.message: span})
+        breaks = parser.parity(sample, {}, [turn], example.ids, {span.message: span}) if cut.lead == cut.emission.start else ()
     return replace(example, parity=breaks, compared=1)
