@@ -24,6 +24,8 @@ from .templates.environment import constants
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
 
+SPELLING_PAYS = 64  # borders after which the bytes of all tokens are worth a third of a second
+
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Control = tuple[int, int, int]  # start, end (characters), id
 
@@ -144,6 +146,7 @@ class Encoder:
         self.pieces = backends.Pieces(tokenizer.whole)
         self.fast: backends.Fast | None = None
         self.seconds = 0.0  # spent in the tokenizers
+        self._looked = 0
         self._learned: dict[str, tuple[int, bytes]] = {}  # text in front of a border -> how many tokens it is, and their ids
 
     def speed_up(self, proven: bool = False) -> str:
@@ -359,6 +362,9 @@ class Encoder:
         known = self._learned.get(before)
         if known is not None and ids[token : token + known[0]].tobytes() == known[1]:
             return token + known[0]
+        self._looked += 1
+        if self._looked <= SPELLING_PAYS and self.fast is None:
+            return None
         if self._spelled is None:
             return None
         left, at = before.encode(), token

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Control = tuple[int, int, int]  # start, end, id
@@ -159,16 +160,21 @@ class Fragments:
 
     def __init__(self, literals: Iterable[str], constants: Iterable[str] = ()) -> None:
         literals = [literal for literal in literals if len(literal) > 1]
-        inside = {literal[a:b] for literal in literals for a in range(len(literal)) for b in range(a + 1, len(literal) + 1)}
+        self.literals = literals
         heads = {literal[:k] for literal in literals for k in range(1, len(literal))}
         tails = {literal[k:] for literal in literals for k in range(1, len(literal))}
         # a template may trim
         self.heads = re.compile(f"(?:{_alternatives(heads)})\\s*{SEPARATOR}")
         self.tails = re.compile(f"{SEPARATOR}\\s*(?:{_alternatives(tails)})")
-        self.inside = re.compile(f"{SEPARATOR}\\s*(?:{_alternatives(inside)})\\s*{SEPARATOR}")
         written = SEPARATOR + SEPARATOR.join(constants) + SEPARATOR
         self.opens = bool(self.heads.search(written))
         self.closes = bool(self.tails.search(written))
+
+    @cached_property
+    def inside(self) -> re.Pattern[str]:
+        """Matches a string that is a part of a literal; made when it is first needed, since it is large."""
+        parts = {one[a:b] for one in self.literals for a in range(len(one)) for b in range(a + 1, len(one) + 1)}
+        return re.compile(f"{SEPARATOR}\\s*(?:{_alternatives(parts)})\\s*{SEPARATOR}")
 
     def in_any(self, joined: str) -> bool:
         """Could a control token be put together with a part of these strings (`joined_strings`)?"""
