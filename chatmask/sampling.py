@@ -85,13 +85,8 @@ class Draft:
 
     @property
     def characters(self) -> int:
-        """How much text is to be encoded."""
-        texts = [
-            one.text if isinstance(one, Filled) else one.sample.rendering.text
-            for one in self.layouts
-            if isinstance(one, (Filled, Layout))
-        ]
-        return sum(map(len, texts))
+        """How much text the samples hold."""
+        return sum(one.characters for one in self.layouts if not isinstance(one, RejectedRow))
 
 
 def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, oracle: bool = False) -> Made:

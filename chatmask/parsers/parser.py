@@ -97,6 +97,11 @@ class Layout:
     checks: Checks
     changed: Mapping[int, bool]
 
+    @property
+    def characters(self) -> int:
+        """Length of the text."""
+        return len(self.sample.rendering.text)
+
 
 @dataclass
 class Sample:

@@ -6,7 +6,7 @@ or at the last turn, whose header then differs). So of each such run only the lo
 to the turn's header, and the turn as it is written when it is the last: with the served header, and with what the policy leaves
 it (its reasoning, where context has none).
 
-That a template does so is not believed. Turns are told apart by kind (`Kind`: with reasoning or without, with calls or without,
+That a template does so is not believed. Turns are told apart by kind (`Kind`: with reasoning or without, with text, with how many calls,
 behind which role); the first of each kind is rendered itself, and so are two of each record. Kinds that the template writes otherwise when they
 are last (Qwen3 adds an empty think block) are rendered every time, and only their beginning is shared; a later difference within
 a kind ends the use of cuts (`Unsound`).
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .parser import Layout, Parser
 
 ALL_COMPARED = 3  # records of a part of the input of which every cut is rendered
-Kind = tuple[str, bool, bool, bool, str, str]
+Kind = tuple[str, bool, bool, int, str, str]
 
 
 class Unsound(Exception):
@@ -73,6 +73,11 @@ class Cut:
     message: dict[str, Any]
     context: bool
     asked: bool = False
+
+    @property
+    def characters(self) -> int:
+        """Length of the sample's text."""
+        return self.head + len(self.tail)
 
     @property
     def text(self) -> str:
@@ -156,8 +161,9 @@ def cuts_of(
         cut = Cut(
             base, conversation, place, head.header, tail, (), lead, Emission(target, start, stop), message, context, n in chosen
         )
-        calls, role = bool(message.get("tool_calls")), messages[target - 1]["role"] if target else ""
-        kind: Kind = (turn.form, bool(reasoning_of(message)), bool(message.get("content")), calls, role, spec.sha256)
+        calls, role = min(len(message.get("tool_calls") or ()), 2), messages[target - 1]["role"] if target else ""
+        content = bool((message.get("content") or "").strip())
+        kind: Kind = (turn.form, bool(reasoning_of(message)), content, calls, role, spec.sha256)
         settled = _settled(parser, cut, whole, kind, everything or n in sampled, moved)
         cuts.append(settled and replace(settled, controls=tuple(parser.encoder.cut(settled.tail))))
     return cuts

@@ -96,6 +96,11 @@ class Filled:
     text: str
     conversation: Conversation
 
+    @property
+    def characters(self) -> int:
+        """Length of the text."""
+        return len(self.text)
+
 
 class Shapes:
     """The shapes that a parser has seen.
@@ -120,7 +125,7 @@ class Shapes:
 
     def fill(self, conversation: Conversation) -> Filled | None:
         """The conversation's text by its shape, or None where it must go the ordinary way."""
-        if not self.usable or conversation.tools or len(conversation.messages) > MAX_MESSAGES:
+        if not self.usable or conversation.tools or conversation.part_flags or len(conversation.messages) > MAX_MESSAGES:
             return None
         key = []
         for message, flag in zip(conversation.messages, conversation.flags, strict=True):

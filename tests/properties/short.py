@@ -62,6 +62,8 @@ def _records(seed: int, n: int, spec: str) -> list[dict[str, Any]]:
                 answer,
             ]
         records.append({"messages": messages, "tools": None})
+    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4.", "train": False}]
+    records.append({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}], "tools": None})
     for steps in (1, 6, 12):
         messages = [{"role": "user", "content": "Mend it."}]
         for k in range(steps):
