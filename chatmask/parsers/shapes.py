@@ -298,7 +298,7 @@ class Opaque(Watched):
         return self._holds(part)
 
     def _holds(self, part: Any) -> bool:
-        if isinstance(part, str) and part and not str.__contains__(self, part):
+        if isinstance(part, str) and not isinstance(part, Opaque) and part and not str.__contains__(self, part):
             self.log.held.add(str.__str__(part))
         else:
             self.log.spoiled = True

@@ -139,6 +139,8 @@ def check_what_shapes_see() -> None:
         "('(' ~ m.content) ~ ')'": True,
         "('(' + m.content) + ('!' if ('(' + m.content).startswith('(It') else '')": False,
         "(m.content ~ ' ') | trim": False,
+        "m.content ~ ('!' if messages[0].content in m.content else '')": False,
+        "m.content ~ ('!' if loop.changed(m.content) and loop.index > 2 else '')": False,
         "', '.join([m.content, ''])": False,
         "{'It is 4.': 'x'}.get(m.content, m.content)": False,
         "m.content ~ {'a': 'x'}.get('b', '')": True,
