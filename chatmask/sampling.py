@@ -110,7 +110,7 @@ def begin(conversation: Conversation, policy: Policy, parser: Parser, key: str, 
     """The first half of `make`: samples, laid out. Arguments and errors as there; `checks` as `Parser.layout`."""
     if policy.validation and in_validation(policy, conversation) != (policy.part == "validation"):
         return Draft(policy, parser, checks, [], [], Counter({"validation" if policy.part == "train" else "train": 1}))
-    filled = parser.shape(conversation) if policy.plain else None
+    filled = parser.shape(conversation) if policy.plain and parser.by_shape else None
     if filled is not None and checks == NO_CHECKS:
         # what `expand` makes of a plain chat under a policy that asks for nothing
         shape, origin = filled.shape, tuple(range(len(conversation.messages)))

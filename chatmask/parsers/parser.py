@@ -145,6 +145,7 @@ class Parser:
         written = [*constants(self.template_text), *(v for v in tokenizer.special_tokens.values() if isinstance(v, str))]
         self.fragments = Fragments(self.control, written)
         self.shapes = Shapes(self)
+        self.by_shape = False  # off until templates cannot ask a string anything unseen
         self.short_ways = True  # cuts and shapes; the same rows come out without them
         self.compared_records = 0
         self.cut_kinds: dict[Kind, str] = {}  # of turns whose samples are cut from others: is the cut what the template writes
@@ -677,6 +678,11 @@ class Parser:
     def stable(self, sample: Sample) -> bool:
         """Does the spec say that what stands before a turn is what the server sent."""
         return sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
+
+    @staticmethod
+    def irregular(sample: Sample) -> bool:
+        """Do roles come in another order than question and answer."""
+        return _irregular(sample.prepared.messages)
 
     @staticmethod
     def difference(served: str, trained: str) -> str:

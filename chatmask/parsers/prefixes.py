@@ -112,7 +112,13 @@ def cuts_of(
         Unsound: a sample is not what was cut.
     """
     spec = base.sample.prepared.spec
-    if parser.encoder.whole_only or spec.specforge or spec.tool_call_ids is not None or not parser.predicts:
+    if (
+        parser.irregular(base.sample)
+        or parser.encoder.whole_only
+        or spec.specforge
+        or spec.tool_call_ids is not None
+        or not parser.predicts
+    ):
         return None
     if any(
         layout.sample.rendering.quoted
@@ -175,9 +181,6 @@ def _at_control(layout: Layout, position: int) -> bool:
 
 def _settled(parser: Parser, cut: Cut, whole: Layout, kind: Kind, sampled: bool, moved: bool) -> Cut | None:
     """The cut as the template writes it, rendered itself where that is not known; None where it cannot be cut."""
-    known = parser.cut_kinds.get(kind)
-    if known == "same" and not sampled:
-        return cut
     sample, target = cut.base.sample, cut.emission.message
     shown = [*sample.shown[:target], whole.sample.shown[target]]
     try:
@@ -187,8 +190,6 @@ def _settled(parser: Parser, cut: Cut, whole: Layout, kind: Kind, sampled: bool,
     if text == cut.text:
         parser.cut_kinds.setdefault(kind, "same")
         return cut
-    if known == "same":
-        raise Unsound("prefix_cuts", f"message {target}: the template writes {len(text)} characters, cut are {len(cut.text)}")
     parser.cut_kinds[kind] = "other"
     head, start = sample.rendering.text[: cut.head], cut.emission.start
     tail = text[cut.head :]

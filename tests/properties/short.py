@@ -31,6 +31,7 @@ def fast(spec: str, source: str = "demo") -> Parser:
     """A parser with the fast tokenizer on."""
     parser: Parser = parser_of(spec, source)
     assert parser.encoder.speed_up() == ""
+    parser.by_shape = True
     return parser
 
 
