@@ -230,10 +230,7 @@ class Encoder:
         Returns:
             For each group its texts' ids, and where the borders are; see `Filled`.
         """
-        assert self.fast is not None
-        ids, offsets = self._flat([text for group in groups for text in group.texts])
-        places = np.flatnonzero(self._is_control[ids])
-        cuts = np.searchsorted(places, offsets)
+        ids, offsets, places, cuts = self._flat([text for group in groups for text in group.texts])
         found: list[Filled] = []
         first = 0
         for group in groups:
@@ -289,29 +286,22 @@ class Encoder:
 
     def _whole(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
         """Ids of each text, and which of them are control tokens: by the fast tokenizer, which finds those by itself."""
-        assert self.fast is not None
-        ids, offsets = self._flat([request.text for request in requests])
-        places = np.flatnonzero(self._is_control[ids])
-        cuts = np.searchsorted(places, offsets)
+        ids, offsets, places, cuts = self._flat([request.text for request in requests])
         for i in range(len(requests)):
             yield ids[offsets[i] : offsets[i + 1]], places[cuts[i] : cuts[i + 1]] - offsets[i]
 
-    def _flat(self, texts: Sequence[str]) -> tuple[Ids, Any]:
+    def _flat(self, texts: Sequence[str]) -> tuple[Ids, Any, Any, Any]:
+        """Ids of all texts in a row and where each begins; where control tokens stand in them, and from which of these each begins."""
         assert self.fast is not None
         started = time.perf_counter()
-        found = self.fast.flat(texts)
+        ids, offsets = self.fast.flat(texts)
         self.seconds += time.perf_counter() - started
-        return found
+        places = np.flatnonzero(self._is_control[ids])
+        return ids, offsets, places, np.searchsorted(places, offsets)
 
     def _from_pieces(self, requests: Sequence[Request]) -> Iterable[tuple[Ids, Any]]:
         """The same by the `tokenizers` library, from the pieces between control tokens."""
-        pieces: list[str] = []
-        for request in requests:
-            position = 0
-            for start, end, _ in request.controls:
-                pieces.append(request.text[position:start])
-                position = end
-            pieces.append(request.text[position:])
+        pieces = [request.text[a:b] for request in requests for a, b in _between(request.controls, len(request.text))]
         started = time.perf_counter()
         encoded = iter(self.pieces.encode(pieces))
         self.seconds += time.perf_counter() - started
@@ -432,12 +422,7 @@ class Encoder:
         self, backend: hf.Tokenizer, text: str, controls: Sequence[Control], borders: Iterable[int]
     ) -> tuple[Ids, Ids, Ids]:
         real_ids = None if backend is self.tokenizer.whole else self._real_ids
-        pieces: list[tuple[int, int]] = []
-        position = 0
-        for start, end, _ in controls:
-            pieces.append((position, start))
-            position = end
-        pieces.append((position, len(text)))
+        pieces = _between(controls, len(text))
         exact = _pieces_with_border(pieces, sorted(set(borders)))
         texts = [text[start:end] for start, end in pieces]
         fast = [i for i, piece in enumerate(texts) if piece and i not in exact]
@@ -566,6 +551,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+
+
+def _between(controls: Sequence[Control], length: int) -> list[tuple[int, int]]:
+    """The ranges in front of, between and behind the control tokens of a text; empty ones too."""
+    starts = [0, *(end for _, end, _ in controls)]
+    return list(zip(starts, [*(start for start, _, _ in controls), length], strict=True))
 
 
 def _pieces_with_border(pieces: Sequence[tuple[int, int]], borders: Sequence[int]) -> set[int]:
