@@ -65,6 +65,17 @@ def _records(seed: int, n: int, spec: str) -> list[dict[str, Any]]:
         records.append({"messages": messages, "tools": None})
     parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4.", "train": False}]
     records.append({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}], "tools": None})
+    thought = {"role": "assistant", "content": "two", "reasoning_content": "why"}
+    answers = [{"role": "assistant", "content": "one"}, thought, {"role": "assistant", "content": "three"}]
+    records.append({"messages": [{"role": "user", "content": "a"}, *answers], "tools": None})
+    blank: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    for k in range(8):
+        call = {"type": "function", "function": {"name": "run", "arguments": {"x": str(k)}}}
+        turn = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+        blank += [turn if k == 3 else {**turn, "reasoning_content": " "}, {"role": "tool", "content": f"found {k}"}]
+    blank.append({"role": "assistant", "content": "Done.", "reasoning_content": "so"})
+    records += [{"messages": [m for i, m in enumerate(blank) if i not in (7, 8)], "tools": [_TOOL]}] * 4
+    records.append({"messages": blank, "tools": [_TOOL]})
     for steps in (1, 6, 12):
         messages = [{"role": "user", "content": "Mend it."}]
         for k in range(steps):
@@ -103,7 +114,6 @@ def _rows(parser: Parser, record: dict[str, Any], policy: Any) -> Any:
 def check_rows(spec: str, options: list[str], size: int = 8) -> set[str]:
     """Compare the rows of records by short ways and by long ones; which ways were taken."""
     parser, policy, taken = fast(spec), load_policy(None, options), set[str]()
-    parser.compared_records, parser.cut_kinds = 0, {}
     for record in _records(3, size, spec):
         record = fitting(record, spec)
         short, kinds = _rows(parser, record, policy)
