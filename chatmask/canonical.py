@@ -83,3 +83,10 @@ def first_unequal(a: Sequence[Any], b: Sequence[Any]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def first_difference(served: str, trained: str) -> str:
+    """The first place where two texts differ, both shown."""
+    at = first_unequal(served, trained)
+    start = max(0, at - 20)
+    return f"at character {at}: served {served[start : at + 40]!r}, trained on {trained[start : at + 40]!r}"

@@ -275,7 +275,6 @@ def build_shard(
     """
     clock = Clock()
     fast, notes = parser.encoder.fast, Counter[str]()
-    parser.compared_records, parser.cut_kinds = 0, {}
     try:
         while True:
             try:

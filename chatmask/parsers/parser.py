@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..canonical import first_unequal
+from ..canonical import first_difference
 from ..conversation import MAX_MESSAGES, Conversation, normalise
 from ..encoding import Encoded, Filling, Ids, Request, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
@@ -36,12 +35,12 @@ from . import specforge
 from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
 from .parts import untrained_ranges
-from .prefixes import Cut, Kind, Unsound, cut_examples
+from .prefixes import Cut, Unsound, cut_examples
 from .prerendered import Learned, is_prerendered, learn, read_prerendered
 from .shapes import Filled, Shapes
 from .shielding import Control, Fragments, Shield, find_quoted, joined_strings
 from .thinking import reasoning_of
-from .turns import Rendering, Stops, Turn, keeps_reasoning, locate
+from .turns import Rendering, Stops, Turn, irregular, keeps_reasoning, locate
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,6 @@ class Parser:
         self.shapes = Shapes(self)
         self.by_shape = False  # off until templates cannot ask a string anything unseen
         self.short_ways = True  # cuts and shapes; the same rows come out without them
-        self.compared_records = 0
-        self.cut_kinds: dict[Kind, str] = {}  # of turns whose samples are cut from others: is the cut what the template writes
         self.null_content: str | None = ""
         self.renders_tools = True
         self.predicts = True
@@ -273,8 +270,7 @@ class Parser:
         spec, rendering = sample.prepared.spec, sample.rendering
         rewritten, changed = ({}, {}) if spec.specforge else self.rewriting(sample)
         # where roles come in another order than question and answer, or the template goes its own ways, `rewriting` may be wrong: ask
-        irregular = _irregular(sample.prepared.messages)
-        unsure = not spec.specforge and (irregular or (not spec.prefix_stable and not self.predicts))
+        unsure = not spec.specforge and (irregular(sample.prepared.messages) or (not spec.prefix_stable and not self.predicts))
         every = unsure or (spec.rewritten.context != "train" and not (spec.prefix_stable or spec.specforge))
         asked = _some(sample.turns, checks.turns)
         compared = sample.turns if every else asked
@@ -323,15 +319,13 @@ class Parser:
                 made[i] = longest = self._finished(layout, request, own)
             except RejectedRow as error:
                 made[i] = error
-                made.update({n: error for n, _, _ in below})
+                made.update({n: self._cut_laid_out(cut) for n, cut, _ in below})  # one bad sample takes no other with it
                 continue
             examples = cut_examples(self, [cut for _, cut, _ in below], own, longest, [tail for _, _, tail in below])
             for (n, cut, _), example in zip(below, examples, strict=True):
-                made[n] = example or self._laid_out(
-                    cut.conversation, {s.message: s.reason or "context" for s in longest.spans[: cut.place]}
-                )
+                made[n] = example or self._cut_laid_out(cut)
         for (i, one), example in zip(filled, self._finish_filled([one for _, one in filled]), strict=True):
-            made[i] = example or self._laid_out(one.conversation, {})
+            made[i] = example or self._laid_out(one.conversation)
         return [made[i] for i in range(len(drafts))]
 
     def _finish_filled(self, filled: Sequence[Filled]) -> Iterable[Example | None]:
@@ -352,9 +346,15 @@ class Parser:
                 made[i] = _filled(filled[i], ids, tokens) if certain else None
         return made
 
-    def _laid_out(self, conversation: Conversation, untrained: Mapping[int, str]) -> Example | RejectedRow:
+    def _cut_laid_out(self, cut: Cut) -> Example | RejectedRow:
+        untrained = {emission.message: emission.reason or "context" for emission in cut.base.emissions[: cut.place]}
+        return self._laid_out(cut.conversation, untrained, cut.base.choice)
+
+    def _laid_out(
+        self, conversation: Conversation, untrained: Mapping[int, str] | None = None, choice: Choice = Choice()
+    ) -> Example | RejectedRow:
         try:
-            return self.example(conversation, untrained=untrained)
+            return self.example(conversation, untrained=untrained, choice=choice)
         except RejectedRow as error:
             return error
 
@@ -679,16 +679,6 @@ class Parser:
         """Does the spec say that what stands before a turn is what the server sent."""
         return sample.prepared.spec.prefix_stable and not sample.prepared.spec.specforge
 
-    @staticmethod
-    def irregular(sample: Sample) -> bool:
-        """Do roles come in another order than question and answer."""
-        return _irregular(sample.prepared.messages)
-
-    @staticmethod
-    def difference(served: str, trained: str) -> str:
-        """As `first_difference`."""
-        return first_difference(served, trained)
-
     def parity(
         self, sample: Sample, breaks: Mapping[int, str], asked: Sequence[Turn], ids: Ids, spans: Mapping[int, Span]
     ) -> tuple[ParityBreak, ...]:
@@ -805,20 +795,6 @@ def _not_composed(
 
     # a string overlaps [a, b) unless it ends by a or begins at b: count those that began before b and have not ended by a
     return [c for c in controls if bisect.bisect_left(starts, c[1]) == bisect.bisect_right(ends, c[0]) or tag(c)]
-
-
-def _irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """An assistant turn without a question before it or right behind another one, or a system message later than the first."""
-    roles = ["system", *(message["role"] for message in messages)]
-    odd = any(role == "assistant" and before in ("system", "assistant") for before, role in itertools.pairwise(roles))
-    return odd or "system" in roles[2:]
-
-
-def first_difference(served: str, trained: str) -> str:
-    """The first place where two texts differ, both shown."""
-    at = first_unequal(served, trained)
-    start = max(0, at - 20)
-    return f"at character {at}: served {served[start : at + 40]!r}, trained on {trained[start : at + 40]!r}"
 
 
 def _template_text(spec: TemplateSpec, tokenizer: Tokenizer) -> str:

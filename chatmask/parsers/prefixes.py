@@ -6,10 +6,9 @@ or at the last turn, whose header then differs). So of each such run only the lo
 to the turn's header, and the turn as it is written when it is the last: with the served header, and with what the policy leaves
 it (its reasoning, where context has none).
 
-That a template does so is not believed. Turns are told apart by kind (`Kind`: with reasoning or without, with text, with how many calls,
-behind which role); the first of each kind is rendered itself, and so are two of each record. Kinds that the template writes otherwise when they
-are last (Qwen3 adds an empty think block) are rendered every time, and only their beginning is shared; a later difference within
-a kind ends the use of cuts (`Unsound`).
+That a template does so is not believed: each sample is rendered by itself, untraced, and compared with what was cut. What is saved is
+to trace, check and encode the shared beginning again. Where the template writes a turn otherwise when it is the last (Qwen3 adds an
+empty think block), the beginning is shared all the same; where that differs, too, the sample is laid out by itself.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..canonical import first_difference
 from ..conversation import Conversation
 from ..encoding import Control, Encoded, Request
 from ..errors import TemplateError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, bounds
-from .thinking import reasoning_of
-from .turns import Turn
+from .turns import Turn, irregular
 
 if TYPE_CHECKING:
     from .parser import Layout, Parser
-
-ALL_COMPARED = 3  # records of a part of the input of which every cut is rendered
-Kind = tuple[str, bool, bool, int, str, str]
 
 
 class Unsound(Exception):
@@ -107,13 +103,10 @@ def cuts_of(
         conversations: the others, each ending with an assistant message, in ascending length.
         asked: at how many of them the prompt is compared with what the server would have sent.
         moved: the trained part of a turn does not begin right behind its header.
-
-    Raises:
-        Unsound: a sample is not what was cut.
     """
     spec = base.sample.prepared.spec
     if (
-        parser.irregular(base.sample)
+        irregular(base.sample.prepared.messages)
         or parser.encoder.whole_only
         or spec.specforge
         or spec.tool_call_ids is not None
@@ -135,9 +128,6 @@ def cuts_of(
     last = {turn.message: (turn, emission) for turn, emission in zip(whole.sample.turns, whole.emissions, strict=True)}
     messages, rendering = base.sample.prepared.messages, whole.sample.rendering
     cuts: list[Cut | None] = []
-    everything = parser.compared_records < ALL_COMPARED
-    parser.compared_records += 1
-    sampled = {0, len(conversations) * 7 // 11}  # the shortest, and one that differs from record to record
     chosen = (
         set(np.linspace(0, len(conversations) - 1, min(asked, len(conversations))).round().astype(int).tolist())
         if asked
@@ -167,10 +157,7 @@ def cuts_of(
         cut = Cut(
             base, conversation, place, head.header, tail, (), lead, Emission(target, start, stop), message, context, n in chosen
         )
-        calls, role = min(len(message.get("tool_calls") or ()), 2), messages[target - 1]["role"] if target else ""
-        content = bool((message.get("content") or "").strip())
-        kind: Kind = (turn.form, bool(reasoning_of(message)), content, calls, role, spec.sha256)
-        settled = _settled(parser, cut, whole, kind, everything or n in sampled, moved)
+        settled = _settled(parser, cut, whole, moved)
         cuts.append(settled and replace(settled, controls=tuple(parser.encoder.cut(settled.tail))))
     return cuts
 
@@ -179,8 +166,8 @@ def _at_control(layout: Layout, position: int) -> bool:
     return next(layout.sample.rendering.controls_from(position), (-1, -1, -1))[0] == position
 
 
-def _settled(parser: Parser, cut: Cut, whole: Layout, kind: Kind, sampled: bool, moved: bool) -> Cut | None:
-    """The cut as the template writes it, rendered itself where that is not known; None where it cannot be cut."""
+def _settled(parser: Parser, cut: Cut, whole: Layout, moved: bool) -> Cut | None:
+    """The cut as the template writes it when it is rendered itself; None where it cannot be cut."""
     sample, target = cut.base.sample, cut.emission.message
     shown = [*sample.shown[:target], whole.sample.shown[target]]
     try:
@@ -188,9 +175,7 @@ def _settled(parser: Parser, cut: Cut, whole: Layout, kind: Kind, sampled: bool,
     except TemplateError:
         return None
     if text == cut.text:
-        parser.cut_kinds.setdefault(kind, "same")
         return cut
-    parser.cut_kinds[kind] = "other"
     head, start = sample.rendering.text[: cut.head], cut.emission.start
     tail = text[cut.head :]
     body = cut.tail[start:]
@@ -257,7 +242,7 @@ def _asked(parser: Parser, cut: Cut, example: Example, span: Span) -> Example:
     prefix = sample.rendering.text[: cut.head] + cut.tail[: cut.lead]
     breaks: tuple[ParityBreak, ...]
     if served is not None and served[0] != prefix:
-        breaks = (ParityBreak(turn.message, "text", not parser.stable(sample), parser.difference(served[0], prefix)),)
+        breaks = (ParityBreak(turn.message, "text", not parser.stable(sample), first_difference(served[0], prefix)),)
     else:
         breaks = parser.parity(sample, {}, [turn], example.ids, {span.message: span}) if cut.lead == cut.emission.start else ()
     return replace(example, parity=breaks, compared=1)

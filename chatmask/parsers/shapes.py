@@ -5,7 +5,7 @@ template's output can only differ between them by their strings. So each shape i
 done with them (`Opaque`): written out as they are, trimmed, asked whether they begin with something or hold something. If that is
 all, then any other strings that answer those questions alike, and have nothing to be trimmed, take the template the same way, and
 come out in the same places: its control flow has nothing else to go by. What is asked of a string in a way that cannot be seen
-(`_UNSEEN`), or done otherwise (its length, a slice, JSON), makes the shape an ordinary one, for the template.
+(`_seen_through`), or done otherwise (its length, a slice, JSON), makes the shape an ordinary one, for the template.
 
 The spans of a shape are those that the ordinary way finds for it, and rows that a build checks are done both ways and compared.
 """
@@ -192,11 +192,9 @@ class Shapes:
         if log.spoiled or template.json_written > written or text != rendering.text or rendering.quoted or rendering.gaps:
             return None
         parts, fields, position = [], [], 0
-        starts: list[int] = []
         for match in re.finditer("|".join(map(re.escape, strings)), text):
             parts.append(text[position : match.start()])
             fields.append((*strings[match.group()], match.group() in log.trimmed or strings[match.group()][1] != "content"))
-            starts.append(match.start())
             position = match.end()
         parts.append(text[position:])
         silent = {(i, name, True) for i, name in strings.values()} - {(i, name, True) for i, name, _ in fields}
@@ -357,9 +355,6 @@ class _Watched:
 class Composed(Opaque):
     """Opaque strings joined with others. It may be written out and joined further; any question spoils, since what would be asked
     of the parts is not known."""
-
-    __bool__ = Opaque.__bool__
-    __hash__ = Opaque.__hash__
 
 
 def composed(parts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -277,6 +277,13 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
     if spec.assistant.supervise_trailing:
         end += len(behind if trailing is None else trailing)
     return replace(turn, end=end)
+
+
+def irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An assistant turn without a question before it or right behind another one, or a system message later than the first."""
+    roles = ["system", *(message["role"] for message in messages)]
+    odd = any(role == "assistant" and before in ("system", "assistant") for before, role in itertools.pairwise(roles))
+    return odd or "system" in roles[2:]
 
 
 # --- what the rendering kept ------------------------------------------------------------------------------------------------
