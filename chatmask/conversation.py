@@ -344,6 +344,12 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
     for index, (item, implied) in enumerate(zip(turns.items, turns.implied, strict=True)):
         if type(item) is not dict and not isinstance(item, Mapping):
             raise RejectedRow(RejectReason.BAD_MESSAGE, f"is {_kind(item)}, not an object", index)
+        plain = _plain_message(item, roles, index)
+        if plain is not None:
+            flags.append(implied if plain["role"] == "assistant" else None)
+            messages.append(plain)
+            part_flags.append(())
+            continue
         message, parts = _message(item, roles, index)
         flag = _flag(item, index)
         against = next((part for part in parts if flag is not None and part[2] != flag), None)
@@ -373,6 +379,38 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
 
 
 # --- one message ------------------------------------------------------------------------------------------------------
+
+
+_PLAIN_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
+_CALL_KEYS = {"id", "type", "function"}
+_FUNCTION_KEYS = {"name", "arguments"}
+
+
+def _plain_message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> dict[str, Any] | None:
+    """A message that is in OpenAI's shape already and says nothing about training, as `_message` gives it; None for any other."""
+    if type(item) is not dict or not item.keys() <= _PLAIN_KEYS:
+        return None
+    role, content, calls = item.get("role"), item.get("content"), item.get("tool_calls")
+    if type(role) is not str or role not in _OPENAI_ROLES or roles.get(role) != role:
+        return None
+    if type(content) is not str and (content is not None or not calls):
+        return None
+    message: dict[str, Any] = {"role": role, "content": content}
+    reasoning = item.get("reasoning_content")
+    if role != "assistant" and (calls or reasoning is not None):
+        return None
+    for key in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
+        value = item.get(key)
+        if value is None:
+            continue
+        if key == "tool_calls":
+            if type(value) is not list or not value:
+                return None
+            value = [_call(call, f"tool_calls[{k}]", index) for k, call in enumerate(value)]
+        elif type(value) is not str:
+            return None
+        message[key] = value
+    return message
 
 
 def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> tuple[dict[str, Any], PartFlags]:
@@ -548,6 +586,11 @@ def _calls_of_text(value: Any, index: int) -> list[dict[str, Any]]:
 
 def _call(call: Any, name: str, index: int) -> dict[str, Any]:
     """One call as `{"id"?, "type", "function": {"name", "arguments"}}`; no arguments are an empty object."""
+    if type(call) is dict and call.keys() == _CALL_KEYS and type(call["function"]) is dict and call["type"] == "function":
+        plain = call["function"]
+        usual = plain.keys() == _FUNCTION_KEYS and type(plain["arguments"]) in (dict, str)
+        if usual and type(plain["name"]) is str and plain["name"] and type(call["id"]) is str:
+            return {"id": call["id"], "type": "function", "function": {key: plain[key] for key in ("name", "arguments")}}
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` is no object with a function", index)

@@ -203,7 +203,8 @@ class Encoder:
 
     def cut(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, id) of every control token in text that the template alone has written."""
-        return [(match.start(), match.end(), self.control[match.group()]) for match in self.pattern.finditer(text)]
+        control = self.control
+        return [(*match.span(), control[match.group()]) for match in self.pattern.finditer(text)]
 
     def encode(self, text: str, controls: Sequence[Control], borders: Sequence[int] = ()) -> Encoded:
         """Encode one text; as `encode_many`."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import multiprocessing
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +48,7 @@ SHOWN_REJECTS = 10
 ORACLE_FIRST, ORACLE_EVERY, ORACLE_WHOLE, ORACLE_TURNS = 16, 64, 4, 3
 REFERENCE_EVERY = 500  # lines of which one has its text and ids compared with those that the plain ways to them give
 BATCH_CHARACTERS, BATCH_RECORDS = 4 << 20, 1024  # of what is encoded in one go
+COLLECT_EVERY = 200_000  # objects made; a batch of records holds several times as many
 FAST_FROM = 3 << 20  # bytes of input from which loading the fast tokenizer pays
 RUN = "run.json"  # in the staging folder: what the build in progress is a build of
 _IDENTITY = ("chatmask", "spec", "tokenizer", "template", "versions", "options", "inputs")
@@ -265,6 +268,20 @@ class Clock:
         self.seconds[target] += seconds
 
 
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Within it, Python's collector of reference cycles runs seldom. A build makes millions of small objects and hardly a cycle;
+    looking at them all again and again takes a fifth of the time."""
+    before = gc.get_threshold()
+    gc.freeze()  # the parser and all modules are there to stay
+    gc.set_threshold(COLLECT_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def build_shard(
     parser: Parser, storage: Storage, directory: Path, chunk: Chunk, count: int, run: str, options: Options
 ) -> dict[str, float]:
@@ -278,7 +295,8 @@ def build_shard(
     try:
         while True:
             try:
-                _build_shard(parser, storage, directory, chunk, count, run, options, notes, clock)
+                with seldom_collected():
+                    _build_shard(parser, storage, directory, chunk, count, run, options, notes, clock)
                 return clock.seconds
             except Unsound as error:
                 clock.lap("again")

@@ -102,22 +102,29 @@ def make(conversation: Conversation, policy: Policy, parser: Parser, key: str, o
     Raises:
         RejectedRow: as `Parser.example`, and `overlength` under `overlength: error`. One bad sample makes the record bad.
     """
-    draft = begin(conversation, policy, parser, key, ALL_CHECKS if oracle else NO_CHECKS)
+    draft = begin(conversation, policy, parser, key, ALL_CHECKS if oracle else NO_CHECKS, explained=True)
     return complete(draft, encode([draft])[0])
 
 
-def begin(conversation: Conversation, policy: Policy, parser: Parser, key: str, checks: Checks = NO_CHECKS) -> Draft:
-    """The first half of `make`: samples, laid out. Arguments and errors as there; `checks` as `Parser.layout`."""
+def begin(
+    conversation: Conversation,
+    policy: Policy,
+    parser: Parser,
+    key: str,
+    checks: Checks = NO_CHECKS,
+    explained: bool = False,
+) -> Draft:
+    """The first half of `make`: samples, laid out. Arguments and errors as there; `checks` as `Parser.layout`, `explained` as `expand`."""
     if policy.validation and in_validation(policy, conversation) != (policy.part == "validation"):
         return Draft(policy, parser, checks, [], [], Counter({"validation" if policy.part == "train" else "train": 1}))
-    filled = parser.shape(conversation) if policy.plain and parser.by_shape else None
+    filled = parser.shape(conversation) if policy.plain else None
     if filled is not None and checks == NO_CHECKS:
         # what `expand` makes of a plain chat under a policy that asks for nothing
         shape, origin = filled.shape, tuple(range(len(conversation.messages)))
         sample = Sample(conversation, origin, shape.turns, {}, thinking=shape.thinking, pattern=shape.thinking)
         return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
-    samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
+    samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared, explained=explained)
     layouts = _cut(samples, policy, parser, checks) or [_layout(sample, policy, parser, checks) for sample in samples]
     return Draft(policy, parser, checks, samples, layouts, dropped, tuple(steps), filled)
 

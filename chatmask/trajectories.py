@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .conversation import Conversation, PartFlags, flags_within
+from .conversation import REASONING_UNKNOWN, Conversation, PartFlags, flags_within
 from .errors import CheckFailed, OptionError, RejectedRow, RejectReason
 from .parsers.thinking import reasoning_of
 from .policy import DEFAULT, Policy
@@ -110,7 +110,13 @@ class Step:
 
 
 def expand(
-    conversation: Conversation, policy: Policy, key: str, *, tags: Tags | None = THINK, shared: Shared | None = None
+    conversation: Conversation,
+    policy: Policy,
+    key: str,
+    *,
+    tags: Tags | None = THINK,
+    shared: Shared | None = None,
+    explained: bool = True,
 ) -> tuple[list[Sample], Counter[str], list[Step]]:
     """Make the samples of one record.
 
@@ -121,6 +127,7 @@ def expand(
         tags: the spec's think tags (`tags_of`).
         shared: for split `exact`: whether turn i, in the sample that ends with turn j, keeps the prompt that the server sent before i
             and its own text, to the character (i < j, indices of messages).
+        explained: say what each step did; without it a record of which everything is trained as it is takes a short way.
 
     Returns:
         The samples, the number of turns that can no longer be trained by reason, and what each step did. An assistant turn of the
@@ -129,6 +136,8 @@ def expand(
     Raises:
         RejectedRow: reasoning that is given twice and differs, a think block that is not closed, `is_error` that is no boolean.
     """
+    if policy.plain and not explained and (sample := _as_it_is(conversation, tags, policy)) is not None:
+        return [sample], Counter(), []
     steps: list[Step] = []
     whole = conversation
     if policy.tools == "drop":
@@ -146,6 +155,25 @@ def expand(
             samples += _split(draft, choice, policy, variant, shared, steps)
     dropped = Counter(reason for step in steps for reason in step.dropped.values())
     return samples, dropped, steps
+
+
+def _as_it_is(conversation: Conversation, tags: Tags | None, policy: Policy) -> Sample | None:
+    """The sample of a record that says nothing about training and has no think blocks in content, under a policy that asks for
+    nothing; None for any other."""
+    if conversation.part_flags or any(flag is False for flag in conversation.flags):
+        return None
+    turns, thinking = [], []
+    for i, message in enumerate(conversation.messages):
+        if message["role"] == "assistant":
+            thought = _read(message, i, tags, policy)
+            if thought.block or thought.wins or REASONING_UNKNOWN in message:
+                return None
+            turns.append(i)
+            if thought.reasoning:
+                thinking.append(i)
+    thinks = frozenset(thinking)
+    origin = tuple(range(len(conversation.messages)))
+    return Sample(conversation, origin, frozenset(turns), {}, thinking=thinks, pattern=thinks)
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------------

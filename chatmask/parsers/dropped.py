@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RejectedRow, RejectReason
@@ -14,6 +13,7 @@ from .turns import dropped_parts
 if TYPE_CHECKING:
     from .parser import Parser, Sample
 
+Leads = dict[str, int]  # by role: how far behind the begin of a range the last content stood
 UNLIKELY_CHANCE = 20  # characters: a text of this length does not stand in a template's constants by chance
 
 
@@ -54,14 +54,15 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
         # its spans need not hold a whole message; what is dropped is told from what the template writes for it
         for i, turn in turns.items():
             edges = [edge for pair in rendering.ranges.get(i, []) for edge in pair] or [turn.start, turn.end]
-            turns[i] = replace(turn, start=min(edges), end=max(*edges, turn.end))
+            turns[i] = turn._replace(start=min(edges), end=max(*edges, turn.end))
     dropped = 0
+    leads: Leads = {}
     for i, message in enumerate(prepared.messages):
         if i in turns and turns[i].reason:
             undeclared = []  # nothing of it is trained
         elif i in turns:
             missing = dropped_parts(rendering, turns[i], message)
-            if "content" not in missing and message.get("tool_calls") and not _shows(parser, sample, i, UNLIKELY_CHANCE):
+            if "content" not in missing and message.get("tool_calls") and not _shows(parser, sample, i, leads, UNLIKELY_CHANCE):
                 missing.append("content")  # its few words stand in the call, not by themselves
             called = bool(message.get("tool_calls"))
             if called and prepared.spec.assistant.results_in_turn and (message.get("content") or "").strip():
@@ -76,7 +77,7 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
             if undeclared and _inline_kept(parser, message):
                 undeclared = []
         else:
-            undeclared = [] if _shows(parser, sample, i) else ["content"]
+            undeclared = [] if _shows(parser, sample, i, leads) else ["content"]
             if undeclared and message["role"] in allowed:
                 dropped, undeclared = dropped + 1, []
         if undeclared:
@@ -93,18 +94,26 @@ def check_dropped(parser: Parser, sample: Sample) -> None:
         prepared.notes["content_dropped"] = dropped
 
 
-def _shows(parser: Parser, sample: Sample, message: int, short: int = 0) -> bool:
+def _shows(parser: Parser, sample: Sample, message: int, leads: Leads, short: int = 0) -> bool:
     """Is a message's content in the text: in its own range, in the template's (system texts), or by its own marks.
 
     A content of less than `short` characters must show by its marks: it may stand in the range by chance.
     """
-    rendering, content = sample.rendering, sample.prepared.messages[message].get("content")
-    if not isinstance(content, str) or not content.strip():
+    rendering, given = sample.rendering, sample.prepared.messages[message]
+    content, role = given.get("content"), given["role"]
+    if not isinstance(content, str) or not (plain := content.strip()):
         return True
-    ranges, plain = rendering.ranges.get(message, ()), content.strip()
-    if len(plain) >= short and any(rendering.text.find(plain, a, b) >= 0 for a, b in ranges):
-        return True
-    tool = sample.prepared.messages[message]["role"] == "tool"
+    ranges = rendering.ranges.get(message, ())
+    if len(plain) >= short:
+        for start, stop in ranges:
+            begin = start + leads.get(role, 0) + content.index(plain[0])  # where it stands if it stands as the last one did
+            if begin + len(plain) <= stop and rendering.text.startswith(plain, begin):
+                return True
+            found = rendering.text.find(plain, start, stop)
+            if found >= 0:
+                leads[role] = found - start - content.index(plain[0])
+                return True
+    tool = role == "tool"
     content = next((text for text in _spellings(content, tool) if text in rendering.text), "")
     if not content:
         return False

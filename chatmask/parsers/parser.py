@@ -144,7 +144,6 @@ class Parser:
         written = [*constants(self.template_text), *(v for v in tokenizer.special_tokens.values() if isinstance(v, str))]
         self.fragments = Fragments(self.control, written)
         self.shapes = Shapes(self)
-        self.by_shape = False  # off until templates cannot ask a string anything unseen
         self.short_ways = True  # cuts and shapes; the same rows come out without them
         self.null_content: str | None = ""
         self.renders_tools = True
@@ -414,7 +413,7 @@ class Parser:
             content_dropped=sample.prepared.notes.get("content_dropped", 0),
             notes={k: v for k, v in notes.items() if k != "content_dropped"},
             parity=parity,
-            turns=tuple(replace(turn, message=turn.message - shift) for turn in sample.turns) if shift else tuple(sample.turns),
+            turns=tuple(turn._replace(message=turn.message - shift) for turn in sample.turns) if shift else tuple(sample.turns),
             compared=len(layout.asked),
         )
 
@@ -506,7 +505,7 @@ class Parser:
             found = self.encoder.cut(traced.text)
             controls = _not_composed(found, strings, self._joined_tags(prepared))
             composed = len(found) - len(controls)
-            return Rendering(traced.text, tuple(controls), traced.ranges(), traced.gaps(), composed)
+            return Rendering(traced.text, tuple(controls), traced.ranges(), traced.gaps(), composed, json=traced.json)
         text, controls, at = shield.restore(traced.text, self.control)
         own = [control for control in controls if control[0] not in shield.kept]
         whole = set(_not_composed(own, [(owner, at(a), at(b)) for owner, a, b in strings], self._joined_tags(prepared)))
@@ -541,7 +540,7 @@ class Parser:
         literal = spec.assistant.ends[0]
         start, end = len(rendering.text), len(rendering.text) + len(literal)
         controls = (*rendering.controls, (start, end, self.control[literal])) if literal in self.control else rendering.controls
-        return replace(rendering, text=rendering.text + literal, controls=controls), replace(turn, end=end, stopped=True)
+        return replace(rendering, text=rendering.text + literal, controls=controls), turn._replace(end=end, stopped=True)
 
     def _refuse_reasoning(self, prepared: Prepared, rendering: Rendering) -> None:
         """A spec without thinking on data with reasoning: never a silent zero."""
@@ -755,7 +754,7 @@ def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any
     if turn.stopped or turn.end_rewritten or not isinstance(content, str) or message.get("tool_calls"):
         return turn
     blanks = content[len(content.rstrip()) :]
-    return replace(turn, end=turn.end + len(blanks)) if rendering.text.startswith(blanks, turn.end) else turn
+    return turn._replace(end=turn.end + len(blanks)) if rendering.text.startswith(blanks, turn.end) else turn
 
 
 def _pieces(traced: Traced, message: int) -> list[str]:
@@ -765,6 +764,8 @@ def _pieces(traced: Traced, message: int) -> list[str]:
 
 
 def _encodable(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -2,10 +2,10 @@
 
 Two conversations have the same shape when they have the same roles, and reasoning in the same turns, and nothing but text. A
 template's output can only differ between them by their strings. So each shape is rendered once, with strings that report what is
-done with them (`Opaque`): written out as they are, trimmed, asked whether they begin with something or hold something. If that is
+done with them (`opaque.py`): written out as they are, trimmed, asked whether they begin with something or hold something. If that is
 all, then any other strings that answer those questions alike, and have nothing to be trimmed, take the template the same way, and
-come out in the same places: its control flow has nothing else to go by. What is asked of a string in a way that cannot be seen
-(`_seen_through`), or done otherwise (its length, a slice, JSON), makes the shape an ordinary one, for the template.
+come out in the same places: its control flow has nothing else to go by. What is done otherwise with a string (its length, a slice,
+JSON) makes the shape an ordinary one, for the template.
 
 The spans of a shape are those that the ordinary way finds for it, and rows that a build checks are done both ways and compared.
 """
@@ -18,14 +18,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import nodes
-
 from ..conversation import Conversation
 from ..errors import RejectedRow, TemplateError
-from ..templates.codegen import DICT_ATTRIBUTES, SAFE_STRING_METHODS
-from ..templates.environment import environment
-from ..templates.tracing import Watched
 from ..trajectories import KNOWN_TAGS
+from .opaque import Log, Opaque, Watcher
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -33,11 +29,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 16  # longer conversations seldom share a shape
 MAX_SHAPES = 2000
-# filters and tests that ask a string through its own methods, or not at all; `tojson` is watched (`ChatTemplate.json_written`)
-FILTERS = frozenset({"trim", "tojson", "string", "default", "d", "list", "items", "length", "count", "join", "first", "last"})
-TESTS = frozenset(
-    {"defined", "undefined", "none", "string", "mapping", "iterable", "boolean", "true", "false", "number", "eq", "ne"}
-)
 Anchor = tuple[int, str]  # a border: behind which control token, and the text between
 
 
@@ -120,8 +111,16 @@ class Shapes:
             or spec.system is not None
             or spec.thinking.join is not None
             or spec.thinking.inline == "keep"
-            or not _seen_through(parser.template_text)
         )
+
+    @cached_property
+    def watcher(self) -> Watcher | None:
+        """The template for opaque strings; None where it cannot be watched."""
+        parser = self.parser
+        try:
+            return Watcher(parser.template_text, parser.template.variables, parser.spec.date)
+        except TemplateError:
+            return None
 
     def fill(self, conversation: Conversation) -> Filled | None:
         """The conversation's text by its shape, or None where it must go the ordinary way."""
@@ -179,17 +178,18 @@ class Shapes:
     def _looked_at(self, layout: Layout, strings: Mapping[str, tuple[int, str]]) -> Shape | None:
         sample = layout.sample
         rendering, prepared = sample.rendering, sample.prepared
-        log, template = _Log(), self.parser.template
+        log = Log()
+        if self.watcher is None:
+            return None
         shown = [
             {name: Opaque(value, log) if value in strings else value for name, value in message.items()}
             for message in sample.shown
         ]
-        written = template.json_written
         try:
-            text = template.watch(shown, **prepared.spec.kwargs)
+            text = self.watcher.render(shown, log, **prepared.spec.kwargs)
         except TemplateError:
             return None
-        if log.spoiled or template.json_written > written or text != rendering.text or rendering.quoted or rendering.gaps:
+        if log.spoiled or text != rendering.text or rendering.quoted or rendering.gaps:
             return None
         parts, fields, position = [], [], 0
         for match in re.finditer("|".join(map(re.escape, strings)), text):
@@ -232,174 +232,3 @@ def _anchor(controls: Sequence[tuple[int, int, int]], border: int, text: str) ->
 
 def _odd(turn: Turn) -> bool:
     return not turn.stopped or turn.end_rewritten or bool(turn.reason)
-
-
-# --- strings that report ----------------------------------------------------------------------------------------------------
-
-
-class _Log:
-    """What was asked of a shape's strings: whether one holds a text or equals it, and which were trimmed of blanks.
-
-    `spoiled`: something was done that other strings might answer otherwise.
-    """
-
-    def __init__(self) -> None:
-        self.held: set[str] = set()
-        self.equal: set[str] = set()
-        self.trimmed: set[str] = set()
-        self.spoiled = False
-
-
-class Opaque(Watched):
-    """A string that reports what is asked of it. It holds and begins with nothing that a template asks for, and has no blanks to trim."""
-
-    log: _Log
-
-    def __new__(cls, text: str, log: _Log) -> Opaque:
-        """A string that reports to `log`."""
-        self = super().__new__(cls, text)
-        self.log = log
-        return self
-
-    def __str__(self) -> str:
-        return self  # so that it stays what it is in the buffers of macros
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        self.log.spoiled = True  # looked for among keys, which asks nothing of it
-        return str.__hash__(self)
-
-    def join_with(self, parts: Sequence[str]) -> str:
-        """As `composed`."""
-        return composed(parts)
-
-    def __add__(self, other: str) -> str:
-        return composed([self, other])
-
-    def __radd__(self, other: str) -> str:
-        return composed([other, self])
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Opaque):
-            self.log.spoiled = True
-        if isinstance(other, str):
-            self.log.equal.add(str.__str__(other))
-            return str.__eq__(self, other)
-        return False
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __contains__(self, part: object) -> bool:
-        return self._holds(part)
-
-    def _holds(self, part: Any) -> bool:
-        if isinstance(part, str) and not isinstance(part, Opaque) and part and not str.__contains__(self, part):
-            self.log.held.add(str.__str__(part))
-        else:
-            self.log.spoiled = True
-        return False
-
-    def _begins(self, parts: Any, *limits: int) -> bool:
-        for part in parts if isinstance(parts, tuple) else (parts,):
-            self._holds(part)
-        self.log.spoiled = self.log.spoiled or bool(limits)
-        return False
-
-    startswith = endswith = _begins  # type: ignore[assignment]
-
-    def _trimmed(self, chars: str | None = None) -> Opaque:
-        self.log.trimmed.add(str.__str__(self))
-        self.log.spoiled = self.log.spoiled or bool(chars and chars.strip())
-        return self
-
-    strip = lstrip = rstrip = _trimmed
-
-    def split(self, sep: Any = None, maxsplit: Any = -1) -> list[str]:
-        """Of a string that does not hold `sep`."""
-        self._holds(sep)
-        return [self]
-
-    rsplit = split
-
-    def replace(self, old: Any, new: Any, count: Any = -1) -> Opaque:
-        """Of a string that does not hold `old`."""
-        self._holds(old)
-        return self
-
-
-def _spoiling(name: str) -> Any:
-    def method(self: Opaque, *args: Any, **kwargs: Any) -> Any:
-        self.log.spoiled = True
-        return getattr(str, name)(self, *args, **kwargs)
-
-    return method
-
-
-class _Watched:
-    """Iterates over a string and says so; to be iterable alone tells nothing of a string."""
-
-    def __init__(self, text: Opaque) -> None:
-        self.text, self.inner = text, iter(str.__str__(text))
-
-    def __iter__(self) -> _Watched:
-        return self
-
-    def __next__(self) -> str:
-        self.text.log.spoiled = True
-        return next(self.inner)
-
-
-class Composed(Opaque):
-    """Opaque strings joined with others. It may be written out and joined further; any question spoils, since what would be asked
-    of the parts is not known."""
-
-
-def composed(parts: Sequence[str]) -> str:
-    """Strings joined, of which some are opaque; one alone stays what it is."""
-    filled = [part for part in parts if isinstance(part, Opaque) or part]
-    if len(filled) == 1:
-        return filled[0]
-    log = next(part.log for part in filled if isinstance(part, Opaque))
-    return Composed("".join(filled), log)
-
-
-# what else a string can be asked; writing it out is not among these
-_ORDER = {"__lt__", "__le__", "__gt__", "__ge__", "__format__"}
-for _name in ((set(dir(str)) - set(dir(object))) | _ORDER) - set(vars(Opaque)) - {"__add__", "__getnewargs__"}:
-    setattr(Opaque, _name, _spoiling(_name))
-for _name in {
-    "__eq__",
-    "__ne__",
-    "__contains__",
-    "startswith",
-    "endswith",
-    "strip",
-    "lstrip",
-    "rstrip",
-    "split",
-    "rsplit",
-    "replace",
-}:
-    setattr(Composed, _name, _spoiling(_name))
-setattr(Opaque, "__iter__", _Watched)  # noqa: B010  (mypy takes an assignment for a mistake)
-
-
-def _seen_through(source: str) -> bool:
-    """Does a template ask its strings nothing that `Opaque` does not notice?"""
-    tree = environment().parse(source)
-    if any(node.name not in FILTERS for node in tree.find_all(nodes.Filter)):
-        return False
-    if any(node.name not in TESTS for node in tree.find_all(nodes.Test)):
-        return False
-    # methods of strings that are handed others: `', '.join(parts)`, `'abc'.count(content)`
-    for call in tree.find_all(nodes.Call):
-        arguments = [*call.args, *(keyword.value for keyword in call.kwargs)]
-        plain = all(isinstance(argument, nodes.Const) for argument in arguments) and not (call.dyn_args or call.dyn_kwargs)
-        if isinstance(call.node, nodes.Getattr) and call.node.attr in SAFE_STRING_METHODS - DICT_ATTRIBUTES and not plain:
-            return False
-    # a search for the string in a constant
-    searched = (operand for node in tree.find_all(nodes.Compare) for operand in node.ops if operand.op in ("in", "notin"))
-    return not any(isinstance(operand.expr, nodes.Const) for operand in searched)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from ..encoding import Encoder
 from ..errors import RejectReason
@@ -45,7 +44,7 @@ def turns_of(rendering: Rendering, assistants: Collection[int], spec: TemplateSp
         ]
         begin = found[1] - len(found[0]) if found else min(starts, default=covered)
         if begin < covered and turns:
-            turns[-1] = replace(turns[-1], end=begin)
+            turns[-1] = turns[-1]._replace(end=begin)
             turns.append(Turn(message, begin, begin, covered, "served"))
         elif found is None:
             turns.append(Turn(message, begin, begin, begin, "served", reason=RejectReason.HEADER_NOT_FOUND.value))
@@ -98,6 +97,6 @@ def _without_ignored(rendering: Rendering, turn: Turn, spec: TemplateSpec, encod
     kept = False
     for begin, end in [*cuts, (turn.end, turn.end)]:
         if begin > position or (begin == turn.end and not kept):
-            yield replace(turn, start=position, end=max(begin, position))
+            yield turn._replace(start=position, end=max(begin, position))
             kept = True
         position = max(position, end)

@@ -10,9 +10,10 @@ import bisect
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from json.encoder import encode_basestring, encode_basestring_ascii
+from typing import Any, Literal, NamedTuple
 
 from ..errors import RejectedRow, RejectReason
 from ..templates.spec import TemplateSpec
@@ -31,6 +32,7 @@ class Rendering:
         gaps: by message index, where its own strings stand; only for templates that structure alone does not show.
         quoted: number of control literals in content that became text or kept their id on purpose.
         kept: where the latter begin (emission markers in assistant content).
+        json: what the template wrote as JSON, by the identity of the value.
     """
 
     text: str
@@ -39,10 +41,15 @@ class Rendering:
     gaps: Mapping[int, list[Gap]]
     quoted: int = 0
     kept: frozenset[int] = frozenset()
+    json: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def _starts(self) -> list[int]:
         return sorted(start for found in self.ranges.values() for start, _ in found)
+
+    @cached_property
+    def _control_starts(self) -> list[int]:
+        return [start for start, _, _ in self.controls]
 
     @cached_property
     def unowned_text(self) -> str:
@@ -58,25 +65,26 @@ class Rendering:
 
     def controls_from(self, position: int) -> Iterator[Control]:
         """The control tokens that begin at or after a position."""
-        for i in range(bisect.bisect_left(self.controls, (position, -1, -1)), len(self.controls)):
+        for i in range(bisect.bisect_left(self._control_starts, position), len(self.controls)):
             yield self.controls[i]
 
     def count_controls(self, start: int, stop: int) -> int:
         """How many control tokens begin in [start, stop)."""
-        return bisect.bisect_left(self.controls, (stop, -1, -1)) - bisect.bisect_left(self.controls, (start, -1, -1))
+        return bisect.bisect_left(self._control_starts, stop) - bisect.bisect_left(self._control_starts, start)
 
     def first_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
         """The first control token with one of these ids that begins in [start, stop)."""
-        for i in range(bisect.bisect_left(self.controls, (start, -1, -1)), len(self.controls)):
-            if self.controls[i][0] >= stop:
+        for i in range(bisect.bisect_left(self._control_starts, start), len(self.controls)):
+            control = self.controls[i]
+            if control[0] >= stop:
                 return None
-            if self.controls[i][2] in ids:
-                return self.controls[i]
+            if control[2] in ids:
+                return control
         return None
 
     def last_control(self, ids: Collection[int], start: int, stop: int) -> Control | None:
         """The last control token with one of these ids in [start, stop)."""
-        for i in range(bisect.bisect_left(self.controls, (stop, -1, -1)) - 1, -1, -1):
+        for i in range(bisect.bisect_left(self._control_starts, stop) - 1, -1, -1):
             if self.controls[i][0] < start:
                 return None
             if self.controls[i][2] in ids and self.controls[i][1] <= stop:
@@ -84,8 +92,7 @@ class Rendering:
         return None
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One assistant turn, in character offsets (half open).
 
     Attributes:
@@ -117,6 +124,11 @@ class Stops:
     ids: Mapping[str, int]
     history: int | None = None
     in_headers: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def own(self) -> frozenset[int]:
+        """The end-of-turn ids."""
+        return frozenset(self.ids.values())
 
 
 def locate(
@@ -178,6 +190,9 @@ def find_header(
 def _header_end(rendering: Rendering, header: str, start: int, stop: int, controls: int) -> int | None:
     """Where the header ends, if it stands at the boundary `start`: behind it (usual), behind white space and tokens with which the
     template closes the message before (Jamba), before it (Yi: the user's turn writes it), or across it."""
+    at = start + len(header)
+    if at <= stop and rendering.text.startswith(header, start) and rendering.count_controls(start, at) == controls:
+        return at
     if header and rendering.text.find(header, max(0, start - len(header)), stop) < 0:
         return None
     for at in _candidates(rendering, header, start, stop):
@@ -193,9 +208,8 @@ def _header_end(rendering: Rendering, header: str, start: int, stop: int, contro
 
 
 def _candidates(rendering: Rendering, header: str, start: int, stop: int) -> Iterator[int]:
-    """Where a header at the boundary `start` could end, in the order in which they are tried."""
+    """Where a header at the boundary `start` could end, besides right behind it, in the order in which they are tried."""
     text, lead = rendering.text, start
-    yield start + len(header)
     for begin, end, _ in itertools.chain(rendering.controls_from(start), [(stop, stop, 0)]):
         blank = text[lead:begin]
         if begin > stop or (blank.strip() and not text.startswith(header, lead + len(blank) - len(blank.lstrip()))):
@@ -221,17 +235,17 @@ def _ended(
     counts, since harmony's emissions hold several messages; so it does where content may hold end tokens (`allow`).
     """
     text, assistant = rendering.text, spec.assistant
-    ids = set(stops.ids.values())
+    ids = stops.own
     find = rendering.last_control if spec.special_in_content == "allow" else rendering.first_control
     own = None if assistant.end_owner == "next" else find(ids, floor, stop)
     if own is not None and results_follow:
-        return replace(turn, end=own[1])
+        return turn._replace(end=own[1])
     if own is not None:
         return _with_trailing(rendering, turn, spec, own[1], stop)
     if stops.history is not None:
         replaced = rendering.last_control({stops.history}, floor, stop)
         if replaced is not None:
-            return replace(turn, end=replaced[0], end_rewritten=True)
+            return turn._replace(end=replaced[0], end_rewritten=True)
     if assistant.end_owner == "self":
         plain = [text.rfind(literal, floor, stop) + len(literal) for literal in assistant.ends if literal not in stops.ids]
         plain = [at for at in plain if at > floor]
@@ -240,15 +254,15 @@ def _ended(
     limit = rendering.unowned_until(stop) if assistant.end_owner == "self" else len(text)
     after = rendering.first_control(ids, stop, limit)
     if after is not None and not text[stop : after[0]].strip():
-        return replace(turn, end=after[1])
+        return turn._replace(end=after[1])
     if assistant.end_owner == "next":
         behind = rendering.first_control(ids, floor, stop)  # a range that runs up to the next message's text
         if behind is not None and not text[behind[1] : stop].strip():
-            return replace(turn, end=behind[1])
+            return turn._replace(end=behind[1])
     if (assistant.end_owner == "next" and stop == len(text)) or assistant.allow_untrained_stop or assistant.final_stop == "add":
         # in a message's own range up to its last character; in a gap no further than its own strings
         own_range = stop in {b for _, b in rendering.ranges.get(turn.message, [])}
-        return replace(turn, end=max(turn.start, len(text[:stop].rstrip()) if own_range else floor), stopped=False)
+        return turn._replace(end=max(turn.start, len(text[:stop].rstrip()) if own_range else floor), stopped=False)
     raise RejectedRow(
         RejectReason.END_NOT_FOUND,
         f"expected {list(assistant.ends)} at the end of the turn, found {text[turn.start : stop][-160:]!r} + {text[stop : stop + 60]!r}",
@@ -260,6 +274,8 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
     """The turn ending at `end`, after a look at what the template writes behind it up to `stop`."""
     trailing = spec.assistant.trailing
     rest = rendering.text[end:stop]
+    if (rest == trailing or (trailing is None and not rest)) and not spec.assistant.supervise_trailing:
+        return turn._replace(end=end)  # the usual case
     inside = stop in {b for a, b in rendering.ranges.get(turn.message, [])}
     # a gap runs into the next message's header, and an iteration may go on with another message's: a control token then
     next_control = next(rendering.controls_from(end), (stop, stop, 0))[0]
@@ -276,7 +292,7 @@ def _with_trailing(rendering: Rendering, turn: Turn, spec: TemplateSpec, end: in
         )
     if spec.assistant.supervise_trailing:
         end += len(behind if trailing is None else trailing)
-    return replace(turn, end=end)
+    return turn._replace(end=end)
 
 
 def irregular(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -324,18 +340,23 @@ def dropped_parts(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) 
     missing = []
     content = message.get("content")
     content = content.strip() if isinstance(content, str) else ""
-    if content not in emission:
+    if not emission.startswith(content) and content not in emission:
         missing.append("content")
-    calls = message.get("tool_calls") or ()
+    calls = message.get("tool_calls")
     if not calls:
         return missing
     reasoning = str(message.get("reasoning_content") or "").strip()
-    words = "\n".join(text for text in (reasoning, content) if text in emission)
+    words = content if not missing else ""
+    if reasoning and reasoning in emission:
+        words += "\n" + reasoning
     for n, call in enumerate(calls):
         function = call["function"]
         if emission.count(function["name"]) <= words.count(function["name"]):
             missing.append(f"tool_calls[{n}].function.name")
         arguments = function.get("arguments")
+        written = rendering.json.get(id(arguments))
+        if written is not None and written in emission:
+            continue  # the template wrote all of it in one piece
         if isinstance(arguments, dict):
             missing += [
                 f"tool_calls[{n}].function.arguments.{key}"
@@ -360,4 +381,8 @@ def _value_shown(value: Any, text: str) -> bool:
 
 def _shown(value: str, text: str) -> bool:
     """Is a string in the text, as it is or as JSON would write it."""
-    return value.strip() in text or json.dumps(value, ensure_ascii=False)[1:-1] in text or json.dumps(value)[1:-1] in text
+    written = encode_basestring(value)[1:-1]
+    # the likely one first: what JSON escapes seldom stands there unescaped
+    return (
+        (len(written) != len(value) and written in text) or value.strip() in text or encode_basestring_ascii(value)[1:-1] in text
+    )

@@ -50,7 +50,7 @@ class _TemplateDict:
         return dict.fromkeys(*args)
 
 
-class _TemplateNamespace(Namespace):
+class TemplateNamespace(Namespace):
     """A namespace that refuses underscored names, which could reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if attribute in _SAFE_METHODS.get(kind, ()):
             return getattr(obj, attribute)
-        if kind is _TemplateNamespace and not attribute.startswith("_"):
+        if kind is TemplateNamespace and not attribute.startswith("_"):
             values = object.__getattribute__(obj, "_Namespace__attrs")
             if attribute in values:
                 return values[attribute]
@@ -121,14 +121,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 _SAFE_METHODS: dict[type, frozenset[str]] = {str: SAFE_STRING_METHODS, dict: SAFE_DICT_METHODS}
 
 
-def environment(date: str | None = None) -> Sandbox:
+def environment(date: str | None = None, kind: type[Sandbox] = Sandbox) -> Sandbox:
     """A fresh sandbox.
 
     Args:
         date: `YYYY-MM-DD` that `strftime_now` formats. Without it a template that asks for the date raises TemplateError, since
             a build must give the same bytes tomorrow.
+        kind: which class of sandbox.
     """
-    env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    env = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
 
     def strftime_now(template: str) -> str:
         if date is None:
@@ -136,7 +137,7 @@ def environment(date: str | None = None) -> Sandbox:
         return datetime.datetime.fromisoformat(date).strftime(template)
 
     env.filters["tojson"] = to_json
-    env.globals.update(raise_exception=_raise, strftime_now=strftime_now, dict=_TemplateDict(), namespace=_TemplateNamespace)
+    env.globals.update(raise_exception=_raise, strftime_now=strftime_now, dict=_TemplateDict(), namespace=TemplateNamespace)
     return env
 
 

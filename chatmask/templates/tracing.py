@@ -17,8 +17,8 @@ and the next one's is the template's own (a *gap*), in which a header cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -91,20 +91,9 @@ class MarkedText(str):
         return self.lstrip(chars).rstrip(chars)
 
 
-class Watched(str):
-    """A string that must know what it is joined with (`parsers/shapes.py`)."""
-
-    def join_with(self, parts: Sequence[str]) -> str:
-        """The parts, this one among them, joined."""
-        raise NotImplementedError
-
-
 def _join(parts: Iterable[Any]) -> str:
     """Concatenate; plain text when no part holds a mark."""
     pieces = [part if isinstance(part, str) else str(part) for part in parts]
-    watched = next((piece for piece in pieces if isinstance(piece, Watched)), None)
-    if watched is not None:
-        return watched.join_with(pieces)
     if not any(type(piece) is MarkedText for piece in pieces):
         return "".join(pieces)
     marks: list[tuple[int, Mark]] = []
@@ -188,11 +177,13 @@ class Traced:
         text: exactly what the untraced template renders.
         owners: (offset, message index or None), ascending; the owner holds from that character to the next offset.
         strings: (owner, start, end) of the input strings in the text, in order; only where they were tagged.
+        json: what was written as JSON, by the identity of the value; of those that outlive the rendering, none stands for another.
     """
 
     text: str
     owners: tuple[tuple[int, int | None], ...]
     strings: tuple[tuple[int, int, int], ...] = ()
+    json: Mapping[int, str] = field(default_factory=dict)
 
     def ranges(self) -> dict[int, list[tuple[int, int]]]:
         """By message: the character ranges (half open, ascending, not empty) written while the template worked on it."""
@@ -231,7 +222,6 @@ class ChatTemplate:
 
     Attributes:
         tagged: tracing tags the input strings too (see the module); set by `calibrate`.
-        json_written: how often the template has written JSON.
 
     Raises:
         TemplateError: the text is not valid Jinja.
@@ -241,14 +231,14 @@ class ChatTemplate:
         self.source = source
         self.variables = dict(variables or {})
         self.tagged = self._tagging = False
-        self.json_written = 0
+        self._json: dict[int, str] = {}
         self.env = environment(date)
         self.env.concat = staticmethod(_join)  # type: ignore[method-assign]
         plain_json, plain_join = self.env.filters["tojson"], self.env.filters["join"]
 
         def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
-            self.json_written += 1
             text: str = plain_json(value, *args, **kwargs)
+            self._json[id(value)] = text
             owner = _owner_of(value) if self._tagging else None
             return text if owner is None else _tag(text, owner)
 
@@ -256,7 +246,7 @@ class ChatTemplate:
         def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
             if attribute is None and d is not None:
                 parts = list(value)
-                if any(isinstance(part, (MarkedText, Watched)) for part in parts):
+                if any(isinstance(part, MarkedText) for part in parts):
                     spaced = [piece for part in parts for piece in (d, part)]
                     return _join(spaced[1:])
                 value = parts
@@ -286,7 +276,7 @@ class ChatTemplate:
     ) -> str:
         """The plain rendering; raises TemplateError when the template refuses the conversation."""
         with_messages = self._given(messages, tools, add_generation_prompt, kwargs)
-        return "".join(_guarded(lambda: list(self._plain.root_render_func(self._plain.new_context(with_messages)))))
+        return "".join(guarded(lambda: list(self._plain.root_render_func(self._plain.new_context(with_messages)))))
 
     def trace(
         self,
@@ -319,22 +309,16 @@ class ChatTemplate:
 
         given = self._given(messages, tools, False, kwargs)
         given.update({_MARK: mark, _END: _end, _JOIN: lambda *parts: _join(parts)})
-        self._tagging = tagged
+        self._tagging, self._json = tagged, {}
         pieces = self._pieces(given)
         self._tagging = False
-        traced = _owned(pieces)
+        traced = _owned(pieces, self._json)
         if tagged and traced.text != self.render(_untagged(messages), _untagged(tools), **kwargs):
             raise TemplateError("the template renders marked strings otherwise than plain ones, so its text cannot be traced")
         return traced
 
-    def watch(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> str:
-        """The rendering of messages with `Watched` strings, by the traced code, which keeps them what they are where it joins them."""
-        given = self._given(messages, None, False, kwargs)
-        given.update({_MARK: lambda *_: "", _END: lambda _: "", _JOIN: lambda *parts: _join(parts)})
-        return "".join(self._pieces(given))
-
     def _pieces(self, given: dict[str, Any]) -> list[str]:
-        return _guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
+        return guarded(lambda: list(self._traced.root_render_func(self._traced.new_context(given))))
 
     def calibrate(self, conversations: Iterable[tuple[list[dict[str, Any]], Any]], **kwargs: Any) -> None:
         """Find out whether structure alone shows every assistant message of these (messages, tools); if not, tag from now on."""
@@ -441,7 +425,8 @@ def _codes(source: str) -> tuple[Any, Any]:
     return env.compile(source), traced.compile(tree)
 
 
-def _guarded(render: Callable[[], list[str]]) -> list[str]:
+def guarded(render: Callable[[], list[str]]) -> list[str]:
+    """What a template gives; whatever it raises is a TemplateError."""
     try:
         return render()
     except ChatmaskError:
@@ -452,33 +437,38 @@ def _guarded(render: Callable[[], list[str]]) -> list[str]:
         raise TemplateError(f"{type(error).__name__}: {error}") from None
 
 
-def _owned(pieces: list[str]) -> Traced:
+def _owned(pieces: list[str], json: Mapping[int, str]) -> Traced:
     """Replay the marks in order: a stack of (scope, message, assigned), whose top owns what is written next."""
     stack: list[tuple[int, int, bool]] = []
     owners: list[tuple[int, int | None]] = [(0, None)]
     strings: list[tuple[int, int, int]] = []
     opened: dict[int, int] = {}
-    for piece, position in zip(pieces, accumulate(map(len, pieces), initial=0), strict=False):
-        if type(piece) is MarkedText:
-            for at, (scope, message, assigned) in piece.marks:
-                if scope == _OWN:
-                    assert message is not None
-                    if assigned:
-                        opened[message] = position + at
-                    elif message in opened:
-                        strings.append((message, opened.pop(message), position + at))
-                    continue
-                if assigned and any(not entry[2] or entry[0] == scope for entry in stack):
-                    continue  # a look-up of a neighbour while a message is being written, not a new message
-                for depth, entry in enumerate(stack):
-                    if entry[0] == scope:  # the scope starts anew: what it and everything inside it had opened is over
-                        del stack[depth:]
-                        break
-                if message is not None:
-                    stack.append((scope, message, assigned))
-                owner = stack[-1][1] if stack else None
-                if owners[-1][1] != owner:
-                    if owners[-1][0] == position + at:
-                        owners.pop()
-                    owners.append((position + at, owner))
-    return Traced("".join(pieces), tuple(owners), tuple(strings))
+    starts = accumulate(map(len, pieces), initial=0)
+    marked = [(start, piece) for piece, start in zip(pieces, starts, strict=False) if type(piece) is MarkedText]
+    for start, piece in marked:
+        for at, (scope, message, assigned) in piece.marks:
+            position = start + at
+            if scope == _OWN:
+                assert message is not None
+                if assigned:
+                    opened[message] = position
+                elif message in opened:
+                    strings.append((message, opened.pop(message), position))
+                continue
+            if assigned and any(not entry[2] or entry[0] == scope for entry in stack):
+                continue  # a look-up of a neighbour while a message is being written, not a new message
+            for depth, entry in enumerate(stack):
+                if entry[0] == scope:  # the scope starts anew: what it and everything inside it had opened is over
+                    del stack[depth:]
+                    break
+            else:
+                if message is None:
+                    continue  # it had opened nothing
+            if message is not None:
+                stack.append((scope, message, assigned))
+            owner = stack[-1][1] if stack else None
+            if owners[-1][1] != owner:
+                if owners[-1][0] == position:
+                    owners.pop()
+                owners.append((position, owner))
+    return Traced("".join(pieces), tuple(owners), tuple(strings), json)

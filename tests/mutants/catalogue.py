@@ -118,8 +118,8 @@ MUTANTS = (
     Mutant(
         "results within a turn trained",
         _TURNS,
-        "        return replace(turn, end=own[1])\n    if own is not None:",
-        "        return replace(turn, end=stop)\n    if own is not None:",
+        "        return turn._replace(end=own[1])\n    if own is not None:",
+        "        return turn._replace(end=stop)\n    if own is not None:",
     ),
     Mutant("trailing text trained", _TURNS, "if spec.assistant.supervise_trailing:", "if True:"),
     Mutant("trailing text never trained", _TURNS, "if spec.assistant.supervise_trailing:", "if False:"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -31,7 +32,6 @@ def fast(spec: str, source: str = "demo") -> Parser:
     """A parser with the fast tokenizer on."""
     parser: Parser = parser_of(spec, source)
     assert parser.encoder.speed_up() == ""
-    parser.by_shape = True
     return parser
 
 
@@ -155,6 +155,35 @@ def check_what_shapes_see() -> None:
         "', '.join([m.content, ''])": False,
         "{'It is 4.': 'x'}.get(m.content, m.content)": False,
         "m.content ~ {'a': 'x'}.get('b', '')": True,
+        "m.content ~ ('!' if m.content in m.role else '')": False,
+        "m.content ~ ('!' if m.content not in ('a' ~ 'b') else '')": False,
+        "m.content ~ ('!' if messages[0].content in loop.previtem.content | default('') else '')": False,
+        "m.content ~ ('!' if 'yes' in [m.content] else '')": True,
+        "m.content ~ ('!' if m.role in ['tool', 'user'] else '')": True,
+        "m.content ~ ('!' if 'yes' in ('' ~ m) else '')": False,
+        "[m.content]": False,
+        "m": False,
+        "'' ~ [m.content]": False,
+        "[m.content] | string": False,
+        "m.content ~ ('!' if (m | items | list | string) | length > 60 else '')": False,
+        "'%s' % [m.content]": False,
+        "'%(content)s!' % m": False,
+        "'a%s' % m.content": False,
+        "'{!r}'.format(m.content)": False,
+        "[[m.content]] | join('')": False,
+        "[m] | join(' ', attribute='content')": False,
+        "[m] | map(attribute='content') | join": False,
+        "m.content ~ ('!' if 'yes'['startswith'](m.content) else '')": False,
+        "m.content ~ ('!' if ('yes'.count if true else 0)(m.content) else '')": False,
+        "m.content ~ ('!' if namespace(get='yes'.count).get(m.content) else '')": False,
+        "m.content ~ ('!' if 'yes' | trim(m.content) == '' else '')": False,
+        "m.content ~ 'yes'.rjust(m.content | length)": False,
+        "namespace(x=m.content).x": True,
+        "m.content ~ loop.cycle('', m.content)": False,
+        "m.content ~ ('' if m.content is sameas m.content else '!')": False,
+        "m.content ~ ('!' if [m.content] == ['yes'] else '')": True,
+        "m.content ~ ('!' if (m.content, 1) in [('yes', 1)] else '')": True,
+        "m.content ~ range(m.content | int) | list | length": False,
     }.items():
         parser = made_up(body % expression)
         assert parser.encoder.speed_up() == ""
@@ -163,9 +192,13 @@ def check_what_shapes_see() -> None:
         if isinstance(found, Filled):
             assert found.text == parser.parse(chat).text
         # what was asked of the shape's strings is asked of the others
-        if "yes" in expression:
-            held = {"messages": [chat["messages"][0], {"role": "assistant", "content": "yes, 4."}]}
-            assert parser.shape(normalise(held)) is None
+        for question, content in itertools.product(("How much?", "yes"), ("yes", "yes, 4.", 'it\'s "so"', "a", "A b", "user")):
+            other = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": content}]}
+            if isinstance(filled := parser.shape(normalise(other)), Filled):
+                assert filled.text == parser.parse(other).text, (expression, content)
+    searching = made_up(body % "('A' if 'yes' in m.content else '') ~ m.content")
+    assert searching.encoder.speed_up() == "" and searching.shape(normalise(chat)) is not None
+    assert searching.shape(normalise({"messages": [chat["messages"][0], {"role": "assistant", "content": "yes, 4."}]})) is None
 
 
 def check_short_ways() -> None:
