@@ -438,18 +438,13 @@ def _windows(
     done, counted = 0, False
     while any(stop > done for stop in stops):
         rest = [stop for stop in stops if stop > done]
-        found = None
-        for start in starts:
-            if start >= rest[0]:
-                break
-            reach = _furthest(start, rest, fits)
-            if reach is not None:
-                found = (start, *reach)
-                break
-        if found is None:
+        # the most context with which the next turn fits, then as many turns as fit behind it
+        start = _earliest(starts, rest[0], fits)
+        if start is None:
             done = rest[0]  # this turn does not fit by itself
             continue
-        start, stop, (part, made) = found
+        starts = [one for one in starts if one >= start]  # what was too long for this turn is too long for the next ones
+        stop, (part, made) = _furthest(start, rest, fits)
         kept = kept_by(sample.conversation.messages, start, stop)
         again = {i for i, old in enumerate(kept) if old < done and i in part.targets}
         if counted:  # counts of the record stand once, with its first window
@@ -459,16 +454,33 @@ def _windows(
         done = stop
 
 
+def _earliest(starts: list[int], stop: int, fits: Callable[[int, int], tuple[Sample, Example] | None]) -> int | None:
+    """The first of the starts from which a window up to `stop` fits; looked for by doubling steps, since it is seldom far."""
+    starts = [start for start in starts if start < stop]
+    low, step = 0, 1
+    while low + step <= len(starts) and fits(starts[low + step - 1], stop) is None:
+        low, step = low + step, 2 * step
+    near = starts[low : low + step] or starts  # where nothing fits at that end, each is asked
+    found: int | None = _largest(near[::-1], lambda start: None if fits(start, stop) is None else start)
+    return found
+
+
 def _furthest(
     start: int, stops: list[int], fits: Callable[[int, int], tuple[Sample, Example] | None]
-) -> tuple[int, tuple[Sample, Example]] | None:
-    """The last of the stops up to which a window from `start` fits, and what it gives."""
+) -> tuple[int, tuple[Sample, Example]]:
+    """The last of the stops up to which a window from `start` fits, and what it gives; up to the first one it does.
+
+    The search goes by doubling steps, so that no window is laid out that is much longer than the limit.
+    """
 
     def window(stop: int) -> tuple[int, tuple[Sample, Example]] | None:
         made = fits(start, stop)
         return None if made is None else (stop, made)
 
-    found: tuple[int, tuple[Sample, Example]] | None = _largest(stops, window)
+    low, step = 0, 1
+    while low + step < len(stops) and window(stops[low + step]) is not None:
+        low, step = low + step, 2 * step
+    found: tuple[int, tuple[Sample, Example]] = _largest(stops[low : low + step], window)
     return found
 
 

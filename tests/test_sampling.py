@@ -464,3 +464,27 @@ def test_a_rule_that_leaves_nothing_drops_the_record(split: str, rule: str) -> N
         last = {"role": "assistant", "content": "b", "train": False}
         with pytest.raises(chatmask.RejectedRow, match="history_rewritten"):
             rows(parser, {"messages": [question, thought, question, last]}, tool_error=rule)
+
+
+def test_windows_are_found_without_laying_out_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trajectory that is cut into windows is laid out a few times a window, and never much beyond the limit."""
+    parser = load_parser("qwen3-instruct", demo=True)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Mend it."}]
+    for k in range(60):
+        call = {"type": "function", "function": {"name": "run", "arguments": {"step": k}}}
+        messages.append({"role": "assistant", "content": f"I look {k}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": f"found {k} " * 6})
+    lengths: list[int] = []
+    layout = parser.layout
+
+    def counted(conversation: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(len(conversation.messages))
+        return layout(conversation, *args, **kwargs)
+
+    monkeypatch.setattr(parser, "layout", counted)
+    tool = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
+    made = make(normalise({"messages": messages, "tools": [tool]}), policy(max_length=1500, overlength="explode"), parser, "k")
+    assert sum(len(sample.targets) for sample, _ in made.rows) == 60
+    assert len(lengths) <= 8 * len(made.rows)
+    longest = max(len(sample.conversation.messages) for sample, _ in made.rows)
+    assert sorted(lengths)[-2] <= 3 * longest  # but for the whole record, which was too long
