@@ -114,20 +114,26 @@ class Conversation:
         """The conversation up to its first `count` messages, without notes."""
         return Conversation(self.messages[:count], self.tools, self.flags[:count], {}, self.part_flags[:count])
 
-    def excluded(self, index: int) -> str:
+    def excluded(self, index: int, answer: int | None = None) -> str:
         """Why the data keeps a whole assistant message from training: `flag`, `part_flag` (all that it says is content, and all of
         that has flags against it), `history_rewritten` (read from a rendered text, which does not tell whether it had reasoning),
-        or '' where it does not."""
+        or '' where it does not.
+
+        Args:
+            index: the message.
+            answer: where its answer begins in content, if its reasoning is not trained; None if that is.
+        """
         parts, message = self.parts_of(index), self.messages[index]
         if self.flags[index] is False and not any(train for _, _, train in parts):
             return "flag"
         if message.get(REASONING_UNKNOWN):
             return "history_rewritten"
         content = message.get("content") or ""
-        if not parts or message.get("tool_calls") or (message.get("reasoning_content") or "").strip() or not content.strip():
+        thinks = answer is None and (message.get("reasoning_content") or "").strip()
+        if not parts or message.get("tool_calls") or thinks or not content[answer or 0 :].strip():
             return ""
         against = {i for start, end, train in parts if not train for i in range(start, end)}
-        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content)) else ""
+        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content) if i >= (answer or 0)) else ""
 
 
 def flags_within(flags: PartFlags, start: int, end: int) -> PartFlags:

@@ -117,7 +117,9 @@ def begin(conversation: Conversation, policy: Policy, parser: Parser, key: str, 
         sample = Sample(conversation, origin, shape.turns, {}, thinking=shape.thinking, pattern=shape.thinking)
         return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
-    samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared)
+    samples, dropped, steps = expand(
+        conversation, policy, key, tags=tags_of(parser.spec), shared=shared, strips=parser.spec.thinking.strip
+    )
     layouts = _cut(samples, policy, parser, checks) or [_layout(sample, policy, parser, checks) for sample in samples]
     return Draft(policy, parser, checks, samples, layouts, dropped, tuple(steps), filled)
 

@@ -110,7 +110,13 @@ class Step:
 
 
 def expand(
-    conversation: Conversation, policy: Policy, key: str, *, tags: Tags | None = THINK, shared: Shared | None = None
+    conversation: Conversation,
+    policy: Policy,
+    key: str,
+    *,
+    tags: Tags | None = THINK,
+    shared: Shared | None = None,
+    strips: bool = False,
 ) -> tuple[list[Sample], Counter[str], list[Step]]:
     """Make the samples of one record.
 
@@ -121,6 +127,7 @@ def expand(
         tags: the spec's think tags (`tags_of`).
         shared: for split `exact`: whether turn i, in the sample that ends with turn j, keeps the prompt that the server sent before i
             and its own text, to the character (i < j, indices of messages).
+        strips: the spec takes reasoning away (`thinking.strip`).
 
     Returns:
         The samples, the number of turns that can no longer be trained by reason, and what each step did. An assistant turn of the
@@ -137,7 +144,7 @@ def expand(
     if policy.truncate_at_notification:
         whole = _truncate(whole, policy, tags, steps)
     thoughts = {i: _read(m, i, tags, policy) for i, m in enumerate(whole.messages) if m["role"] == "assistant"}
-    choice = _choose(whole, thoughts, policy, steps)
+    choice = _choose(whole, thoughts, policy, steps, strips)
     samples: list[Sample] = []
     if choice.targets or choice.passes:
         whole, thoughts = _normalised(whole, thoughts, tags, policy, steps)
@@ -254,7 +261,7 @@ class _Choice:
     passes: bool = False
 
 
-def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
+def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step], strips: bool) -> _Choice:
     """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
     cut_off = any(step.dropped for step in steps)
@@ -267,8 +274,9 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         if getattr(policy, name) != "train":
             steps.append(Step(name, f"{getattr(policy, name)}: {_listed([i for i, rule in rules.items() if rule == name])}"))
     reasons: dict[int, str] = {}
+    unseen = strips or not policy.supervise_reasoning or policy.strip_thinking == "all"  # no reasoning is trained
     for place, i in enumerate(turns):
-        if excluded := whole.excluded(i):
+        if excluded := whole.excluded(i, thoughts[i].close[1] if unseen else None):
             reasons[i] = excluded
         elif i in rules:
             reasons[i] = rules[i]
