@@ -34,6 +34,7 @@ MAX_MESSAGES = 10_000
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
+OFFSET_KEYS = ("train_detail", "training_detail")  # flags by character offsets, as axolotl reads them; refused, not overlooked
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
 
 # Set on an assistant message that was read from a rendered text, where the template would have left its reasoning out.
@@ -389,7 +390,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> t
             raise RejectedRow(RejectReason.BAD_MESSAGE, "`role`/`content` and `from`/`value` differ", index)
     role = _role(item["from"] if sharegpt else item.get("role"), roles, index)
     given = item.get("value") if sharegpt and item.get("content") is None else item.get("content")
-    if sharegpt and given != item.get("value", given):
+    if sharegpt and item.get("value") is not None and given != item["value"]:
         raise RejectedRow(RejectReason.BAD_MESSAGE, "`value` and `content` differ", index)
     calls = _tool_calls(item, index)
     if role == "function_call":
@@ -488,6 +489,13 @@ def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
 
 def _flag(item: Mapping[str, Any], index: int | None, where: str = "") -> bool | None:
     """Whether a message or part itself says that it may be trained. A demonstration (`is_demo`) says no."""
+    for key in OFFSET_KEYS:
+        if item.get(key) not in (None, []):
+            raise RejectedRow(
+                RejectReason.BAD_FLAG,
+                f"`{where}{key}`: flags by offsets are not read; give content as text parts, each with its own `train`",
+                index,
+            )
     given: dict[str, bool] = {}
     for key in (*FLAG_KEYS, "is_demo"):
         value = item.get(key)
@@ -561,6 +569,11 @@ def _call(call: Any, name: str, index: int) -> dict[str, Any]:
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}.type` is {str(call['type'])[:60]!r}, not 'function'", index)
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` has no function name", index)
+    for key in FLAG_KEYS:
+        if call.get(key) is not None or function.get(key) is not None:
+            raise RejectedRow(
+                RejectReason.BAD_FLAG, f"`{name}` has `{key}`: a call is trained with its turn; flag the message instead", index
+            )
     arguments = function.get("arguments")
     outer = call.get("arguments") if function is not call else None
     if outer is not None:
