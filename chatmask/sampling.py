@@ -24,6 +24,7 @@ from .records import parse, plan, read
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .trajectories import (
+    OF_THE_DATA,
     Diversity,
     Sample,
     Shared,
@@ -224,7 +225,7 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
             if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
                 dropped["span_count"] += 1
                 continue
-            took = Counter(reason for reason in sample.untrained.values() if reason not in ("flag", "context"))
+            took = Counter(reason for reason in sample.untrained.values() if reason not in OF_THE_DATA | {"context"})
             if error.reason is RejectReason.ZERO_SUPERVISION and took:
                 # what the policy took was all that the template had left to train
                 dropped[max(sorted(took), key=lambda reason: took[reason])] += 1

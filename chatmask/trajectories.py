@@ -47,6 +47,9 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 
+# Why the data itself keeps a turn from training (`Conversation.excluded`), as against a policy.
+OF_THE_DATA = frozenset({"flag", "part_flag", "history_rewritten"})
+
 
 def tags_of(spec: TemplateSpec) -> Tags | None:
     """The tags of a spec; None for one that leaves tags in content alone, so that other tags are no reasoning for it either."""
@@ -288,9 +291,7 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
     ]
     # what the data itself says is no declared option: such a record goes on to the parser's refusal, in every mode
-    passes = (
-        not targets and not cut_off and all(reason in ("flag", "part_flag", "history_rewritten") for reason in reasons.values())
-    )
+    passes = not targets and not cut_off and all(reason in OF_THE_DATA for reason in reasons.values())
     if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)

@@ -258,3 +258,12 @@ def test_a_flag_on_content_that_the_template_leaves_out_by_declaration_is_no_rej
     messages += [{"role": "tool", "content": "ok", "tool_call_id": "c"}, {"role": "assistant", "content": "Done."}]
     found = own.parse({"messages": messages})
     assert "HIDDEN" not in found.text and all(span.trained for span in found.spans) and len(found.spans) == 2
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+def test_a_record_of_which_its_parts_leave_nothing_is_a_reject_as_with_a_message_flag(split: str) -> None:
+    """What only the data's own flags take is never a quiet drop, whether a message or all of its parts say so."""
+    for flagged in (answer(part("No.", False)), answer(part("No."), train=False)):
+        with pytest.raises(RejectedRow) as caught:
+            make(normalise({"messages": [USER, flagged]}), load_policy(None, [f"split={split}"]), parser("qwen3-instruct"), "k")
+        assert caught.value.reason == "zero_supervision"
