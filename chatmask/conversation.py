@@ -34,6 +34,7 @@ MAX_MESSAGES = 10_000
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 FLAG_KEYS = ("train", "training", "trainable", "loss", "loss_mask", "weight")
+OFFSET_KEYS = ("train_detail", "training_detail")  # flags by character offsets, as axolotl reads them; refused, not overlooked
 BOOKKEEPING_KEYS = frozenset({"agent", "message_type", "is_demo", "thought", "action", "cache_control", "tags", "tool_call_ids"})
 
 # Set on an assistant message that was read from a rendered text, where the template would have left its reasoning out.
@@ -114,20 +115,26 @@ class Conversation:
         """The conversation up to its first `count` messages, without notes."""
         return Conversation(self.messages[:count], self.tools, self.flags[:count], {}, self.part_flags[:count])
 
-    def excluded(self, index: int) -> str:
+    def excluded(self, index: int, answer: int | None = None) -> str:
         """Why the data keeps a whole assistant message from training: `flag`, `part_flag` (all that it says is content, and all of
         that has flags against it), `history_rewritten` (read from a rendered text, which does not tell whether it had reasoning),
-        or '' where it does not."""
+        or '' where it does not.
+
+        Args:
+            index: the message.
+            answer: where its answer begins in content, if its reasoning is not trained; None if that is.
+        """
         parts, message = self.parts_of(index), self.messages[index]
         if self.flags[index] is False and not any(train for _, _, train in parts):
             return "flag"
         if message.get(REASONING_UNKNOWN):
             return "history_rewritten"
         content = message.get("content") or ""
-        if not parts or message.get("tool_calls") or (message.get("reasoning_content") or "").strip() or not content.strip():
+        thinks = answer is None and (message.get("reasoning_content") or "").strip()
+        if not parts or message.get("tool_calls") or thinks or not content[answer or 0 :].strip():
             return ""
         against = {i for start, end, train in parts if not train for i in range(start, end)}
-        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content)) else ""
+        return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content) if i >= (answer or 0)) else ""
 
 
 def flags_within(flags: PartFlags, start: int, end: int) -> PartFlags:
@@ -421,7 +428,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> t
             raise RejectedRow(RejectReason.BAD_MESSAGE, "`role`/`content` and `from`/`value` differ", index)
     role = _role(item["from"] if sharegpt else item.get("role"), roles, index)
     given = item.get("value") if sharegpt and item.get("content") is None else item.get("content")
-    if sharegpt and given != item.get("value", given):
+    if sharegpt and item.get("value") is not None and given != item["value"]:
         raise RejectedRow(RejectReason.BAD_MESSAGE, "`value` and `content` differ", index)
     calls = _tool_calls(item, index)
     if role == "function_call":
@@ -520,6 +527,13 @@ def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
 
 def _flag(item: Mapping[str, Any], index: int | None, where: str = "") -> bool | None:
     """Whether a message or part itself says that it may be trained. A demonstration (`is_demo`) says no."""
+    for key in OFFSET_KEYS:
+        if item.get(key) not in (None, []):
+            raise RejectedRow(
+                RejectReason.BAD_FLAG,
+                f"`{where}{key}`: flags by offsets are not read; give content as text parts, each with its own `train`",
+                index,
+            )
     given: dict[str, bool] = {}
     for key in (*FLAG_KEYS, "is_demo"):
         value = item.get(key)
@@ -598,6 +612,11 @@ def _call(call: Any, name: str, index: int) -> dict[str, Any]:
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}.type` is {str(call['type'])[:60]!r}, not 'function'", index)
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise RejectedRow(RejectReason.BAD_TOOL_CALL, f"`{name}` has no function name", index)
+    for key in FLAG_KEYS:
+        if call.get(key) is not None or function.get(key) is not None:
+            raise RejectedRow(
+                RejectReason.BAD_FLAG, f"`{name}` has `{key}`: a call is trained with its turn; flag the message instead", index
+            )
     arguments = function.get("arguments")
     outer = call.get("arguments") if function is not call else None
     if outer is not None:

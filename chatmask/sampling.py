@@ -24,6 +24,7 @@ from .records import parse, plan, read
 from .templates.registry import SpecLike
 from .templates.spec import TemplateSpec
 from .trajectories import (
+    OF_THE_DATA,
     Diversity,
     Sample,
     Shared,
@@ -124,7 +125,15 @@ def begin(
         sample = Sample(conversation, origin, shape.turns, {}, thinking=shape.thinking, pattern=shape.thinking)
         return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
-    samples, dropped, steps = expand(conversation, policy, key, tags=tags_of(parser.spec), shared=shared, explained=explained)
+    samples, dropped, steps = expand(
+        conversation,
+        policy,
+        key,
+        tags=tags_of(parser.spec),
+        shared=shared,
+        strips=parser.spec.thinking.strip,
+        explained=explained,
+    )
     layouts = _cut(samples, policy, parser, checks) or [_layout(sample, policy, parser, checks) for sample in samples]
     return Draft(policy, parser, checks, samples, layouts, dropped, tuple(steps), filled)
 
@@ -229,7 +238,7 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
             if policy.require_spans and error.reason in (RejectReason.HEADER_NOT_FOUND, RejectReason.NO_ASSISTANT_SPAN):
                 dropped["span_count"] += 1
                 continue
-            took = Counter(reason for reason in sample.untrained.values() if reason not in ("flag", "context"))
+            took = Counter(reason for reason in sample.untrained.values() if reason not in OF_THE_DATA | {"context"})
             if error.reason is RejectReason.ZERO_SUPERVISION and took:
                 # what the policy took was all that the template had left to train
                 dropped[max(sorted(took), key=lambda reason: took[reason])] += 1

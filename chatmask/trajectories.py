@@ -47,6 +47,9 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 
+# Why the data itself keeps a turn from training (`Conversation.excluded`), as against a policy.
+OF_THE_DATA = frozenset({"flag", "part_flag", "history_rewritten"})
+
 
 def tags_of(spec: TemplateSpec) -> Tags | None:
     """The tags of a spec; None for one that leaves tags in content alone, so that other tags are no reasoning for it either."""
@@ -116,6 +119,7 @@ def expand(
     *,
     tags: Tags | None = THINK,
     shared: Shared | None = None,
+    strips: bool = False,
     explained: bool = True,
 ) -> tuple[list[Sample], Counter[str], list[Step]]:
     """Make the samples of one record.
@@ -127,6 +131,7 @@ def expand(
         tags: the spec's think tags (`tags_of`).
         shared: for split `exact`: whether turn i, in the sample that ends with turn j, keeps the prompt that the server sent before i
             and its own text, to the character (i < j, indices of messages).
+        strips: the spec takes reasoning away (`thinking.strip`).
         explained: say what each step did; without it a record of which everything is trained as it is takes a short way.
 
     Returns:
@@ -146,7 +151,7 @@ def expand(
     if policy.truncate_at_notification:
         whole = _truncate(whole, policy, tags, steps)
     thoughts = {i: _read(m, i, tags, policy) for i, m in enumerate(whole.messages) if m["role"] == "assistant"}
-    choice = _choose(whole, thoughts, policy, steps)
+    choice = _choose(whole, thoughts, policy, steps, strips)
     samples: list[Sample] = []
     if choice.targets or choice.passes:
         whole, thoughts = _normalised(whole, thoughts, tags, policy, steps)
@@ -282,7 +287,7 @@ class _Choice:
     passes: bool = False
 
 
-def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step]) -> _Choice:
+def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Policy, steps: list[Step], strips: bool) -> _Choice:
     """Flags, then rules, then `train_on`: each only takes away. Turns are counted from the end before anything is taken away."""
     turns = list(thoughts)
     cut_off = any(step.dropped for step in steps)
@@ -295,8 +300,9 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         if getattr(policy, name) != "train":
             steps.append(Step(name, f"{getattr(policy, name)}: {_listed([i for i, rule in rules.items() if rule == name])}"))
     reasons: dict[int, str] = {}
+    unseen = strips or not policy.supervise_reasoning or policy.strip_thinking == "all"  # no reasoning is trained
     for place, i in enumerate(turns):
-        if excluded := whole.excluded(i):
+        if excluded := whole.excluded(i, thoughts[i].close[1] if unseen else None):
             reasons[i] = excluded
         elif i in rules:
             reasons[i] = rules[i]
@@ -308,9 +314,7 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
         i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
     ]
     # what the data itself says is no declared option: such a record goes on to the parser's refusal, in every mode
-    passes = (
-        not targets and not cut_off and all(reason in ("flag", "part_flag", "history_rewritten") for reason in reasons.values())
-    )
+    passes = not targets and not cut_off and all(reason in OF_THE_DATA for reason in reasons.values())
     if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)

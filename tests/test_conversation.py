@@ -463,6 +463,11 @@ def test_is_error_is_a_boolean_of_a_tool_message() -> None:
         (assistant(content="a", weight=0.5), "bad_flag", 1),
         (assistant(content="a", loss_mask=[0, 1]), "bad_flag", 1),
         (assistant(content="a", train="yes"), "bad_flag", 1),
+        (assistant(content="a", train_detail=[{"begin_offset": 0, "end_offset": 0, "train": False}]), "bad_flag", 1),
+        (assistant(content=[{"type": "text", "text": "a", "training_detail": [{"train": False}]}]), "bad_flag", 1),
+        *((assistant(content="a", tool_calls=[{**CALL, key: 0}]), "bad_flag", 1) for key in ("train", "weight", "loss_mask")),
+        (assistant(content="a", tool_calls=[{"function": {"name": "f", "arguments": {}, "train": False}}]), "bad_flag", 1),
+        (assistant(content="a", function_call={"name": "f", "arguments": "{}", "train": False}), "bad_flag", 1),
         (assistant(content="a", tool_call_ids=["a", "b"]), "bad_message", 1),
         *(
             ({"messages": [USER, {"role": "tool", "content": "x", "is_error": value}, ANSWER]}, "bad_message", 1)
@@ -487,3 +492,9 @@ def test_too_many_messages() -> None:
     data = {"messages": [USER, ANSWER]}
     assert len(messages_of(data, max_messages=2)) == 2
     assert rejected(data, max_messages=1).reason.value == "too_many_messages"
+
+
+def test_a_null_under_one_of_two_names_of_content_says_nothing() -> None:
+    """A table with both columns has nulls in one of them: `value: null` beside a filled `content` is no contradiction."""
+    turns = [{"from": "human", "value": "q", "content": None}, {"from": "gpt", "value": None, "content": "a"}]
+    assert [message["content"] for message in normalise({"conversations": turns}).messages] == ["q", "a"]

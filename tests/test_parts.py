@@ -20,6 +20,7 @@ from chatmask.ledger import Ledger
 from chatmask.masking import Emission, mask_tokens
 from chatmask.policy import load_policy
 from chatmask.sampling import make
+from tests import references
 
 Json = dict[str, Any]
 SPECS = ["ling-3.0", "ling-3.0-thinking", "qwen3-instruct", "qwen3-thinking", "ling-flash-2.0"]
@@ -201,3 +202,68 @@ def test_turns_are_counted_as_turns_and_shown_piece_by_piece(tmp_path: Path) -> 
         assert "not trained: part_flag (a flag of this part of the content says so)" in text
         assert [span["reason"] for span in to_json(item)["spans"]] == ["", "part_flag", ""]
         assert "1 of them in part" in render_html([item], "x")
+
+
+def trained_texts(parse: Any, data: Json, *changes: str) -> list[tuple[str, str]]:
+    """(`+` or the reason, decoded text) of each span of the one sample that a policy makes."""
+    ((_, found),) = make(normalise(data), load_policy(None, list(changes)), parse, "k").rows
+    check(found)
+    return [(span.reason or "+", parse.loaded.decode(found.ids[span.start : span.end])) for span in found.spans]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("role", ["system", "user", "tool", "assistant"])
+@pytest.mark.parametrize("whole", [True, False], ids=["message", "part"])
+def test_all_text_leaves_out_what_is_flagged_in_any_role(spec: str, role: str, whole: bool) -> None:
+    """Under `train_on: all_text` a flagged message or part is not trained, wherever the template writes it; other texts are."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "ARGUMENT"}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+    texts = {"system": "RULES", "user": "QUESTION", "assistant": "CALLING", "tool": "RESULT"}
+    messages: list[Json] = [{"role": name, "content": text} for name, text in texts.items()]
+    messages[2]["tool_calls"] = [call]
+    messages += [{"role": "assistant", "content": "ANSWER"}]
+    for message in messages:
+        if message["content"] == texts[role]:
+            message.update({"train": False} if whole else {"content": [part("Before "), part("HIDDEN", False), part(" behind")]})
+    spans = trained_texts(parser(spec), {"messages": messages, "tools": [tool]}, "train_on=all_text")
+    trained = "".join(text for reason, text in spans if reason == "+")
+    assert (texts[role] if whole else "HIDDEN") not in trained
+    # the first system text goes with the first message of the template's loop
+    kept = {*texts.values(), "ANSWER"} - {texts[role]} - ({"RULES"} if whole and role == "user" else set())
+    assert all(text in trained for text in kept), trained
+    assert whole or ("Before" in trained and "behind" in trained)
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "field"])
+def test_a_turn_whose_reasoning_is_not_trained_and_whose_answer_is_flagged_is_not_trained(split: str, inline: bool) -> None:
+    """Where a spec or a policy takes the reasoning from the training, an answer that is flagged whole takes its end token along."""
+    answered = answer(part("<think>\nSum.\n</think>\n\n"), part("HIDDEN", False)) if inline else answer(part("HIDDEN", False))
+    data = {"messages": [USER, answered | ({} if inline else {"reasoning_content": "Sum."}), USER, answer(part("Yes."))]}
+    stripping = chatmask.load_parser("ling-3.0", demo=True, overrides=["thinking.strip=true"])
+    ways = [(stripping, []), (parser("ling-3.0-thinking"), ["supervise_reasoning=false"])]
+    ways += [(parser("ling-3.0-thinking"), ["strip_thinking=all"])] if split != "exact" else []
+    for parse, changes in ways:
+        spans = trained_texts(parse, data, f"split={split}", *changes)
+        assert [reason for reason, _ in spans] == ["part_flag", "+"], spans
+    (first, _) = pieces("ling-3.0-thinking", *data["messages"][1:])
+    assert [reason for reason, _ in first] == ["+", "part_flag", "+"]  # its reasoning is trained, so its end is, too
+
+
+def test_a_flag_on_content_that_the_template_leaves_out_by_declaration_is_no_reject() -> None:
+    """Of content that is not in the text (`drops`) there is nothing to keep from training; the calls beside it are trained."""
+    own = chatmask.load_parser("gpt-oss", tokenizer=references.for_spec(chatmask.load_spec("gpt-oss")))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "4"}}}
+    messages = [USER, answer(part("Well. "), part("HIDDEN", False), tool_calls=[call])]
+    messages += [{"role": "tool", "content": "ok", "tool_call_id": "c"}, {"role": "assistant", "content": "Done."}]
+    found = own.parse({"messages": messages})
+    assert "HIDDEN" not in found.text and all(span.trained for span in found.spans) and len(found.spans) == 2
+
+
+@pytest.mark.parametrize("split", ["trajectory", "per_turn", "exact", "pre_split"])
+def test_a_record_of_which_its_parts_leave_nothing_is_a_reject_as_with_a_message_flag(split: str) -> None:
+    """What only the data's own flags take is never a quiet drop, whether a message or all of its parts say so."""
+    for flagged in (answer(part("No.", False)), answer(part("No."), train=False)):
+        with pytest.raises(RejectedRow) as caught:
+            make(normalise({"messages": [USER, flagged]}), load_policy(None, [f"split={split}"]), parser("qwen3-instruct"), "k")
+        assert caught.value.reason == "zero_supervision"

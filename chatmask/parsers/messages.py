@@ -61,7 +61,13 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
         split_inline(message, i, spec.thinking, spec.assistant.header) if message["role"] == "assistant" else message
         for i, message in enumerate(conversation.messages)
     ]
+    answers: dict[int, int] = {}
     if spec.thinking.strip:
+        contents = [
+            (given.get("content") or "", left.get("content") or "")
+            for given, left in zip(conversation.messages, messages, strict=True)
+        ]
+        answers = {i: len(given) - len(left) for i, (given, left) in enumerate(contents)}
         stripped = sum(1 for message in messages if reasoning_of(message))
         if stripped:
             notes["reasoning_stripped"] = stripped
@@ -72,7 +78,7 @@ def prepare(conversation: Conversation, spec: TemplateSpec, null_content: str | 
     added_system = spec.system is not None and (not messages or messages[0]["role"] != "system")
     excluded, parts = {}, {}
     for i, message in enumerate(conversation.messages):
-        if message["role"] == "assistant" and (why := conversation.excluded(i)):
+        if message["role"] == "assistant" and (why := conversation.excluded(i, answers.get(i))):
             excluded[i + added_system] = why
         elif message["role"] == "assistant" and (said := conversation.parts_of(i)):
             parts[i + added_system] = marked(message, messages[i], said, conversation.flags[i], spec.thinking)

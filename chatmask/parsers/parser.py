@@ -34,7 +34,7 @@ from ..trajectories import in_spec_tags, tags_of
 from . import specforge
 from .dropped import check_dropped, check_foreign, strings_of_message
 from .messages import Prepared, joined, joins, prepare
-from .parts import untrained_ranges
+from .parts import Marked, Piece, merged, untrained_ranges
 from .prefixes import Cut, Unsound, cut_examples
 from .prerendered import Learned, is_prerendered, learn, read_prerendered
 from .shapes import Filled, Shapes
@@ -286,7 +286,7 @@ class Parser:
             )
         emissions = self._emissions(sample, rewritten, untrained or {}, choice)
         if choice.all_text:
-            emissions = _all_text(sample, emissions, conversation.flags)
+            emissions = self._all_text(sample, emissions, conversation)
         if checks.reference and not rendering.quoted and rendering.text != self._plain_text(sample):
             raise TemplateError("the traced rendering differs from the plain one; this is a defect of chatmask, please report it")
         return Layout(sample, rewritten, breaks, asked, emissions, choice, checks, changed)
@@ -623,10 +623,66 @@ class Parser:
             if found is not None and not reason:
                 own = [one for one in sample.turns if one.message == turn.message]
                 strings = partial(strings_of_message, self, sample, turn.message)
-                parts = untrained_ranges(sample.rendering.text, own, found, strings, kind != "emission", message)
+                called = bool(sample.prepared.messages[turn.message].get("tool_calls"))
+                lacks = "content" in spec.drops or (called and "content_with_tool_calls" in spec.drops)
+                parts = untrained_ranges(sample.rendering.text, own, found, strings, kind != "emission", message, lacks)
                 parts = tuple((max(a, start), min(b, turn.end)) for a, b in parts if a < turn.end and b > start)
             emissions.append(Emission(turn.message, start, turn.end, reason, parts, found.reason if found and parts else ""))
         return emissions
+
+    def _all_text(self, sample: Sample, turns: Sequence[Emission], conversation: Conversation) -> list[Emission]:
+        """The whole text, parted where messages begin; what stands before the first one's range goes with it.
+
+        Of a message that is flagged in part, or that the template writes among another's text (system texts, mostly), what is
+        untrained are its own strings; raises RejectedRow (`part_not_found`) where these cannot be told.
+        """
+        text, ranges = sample.rendering.text, sample.rendering.ranges
+        found = sorted((min(start for start, _ in own), message) for message, own in ranges.items())
+        starts = [(0, found[0][1] if found else 0), *found[1:]]
+        ends = [*(start for start, _ in starts[1:]), len(text)]
+        reasons = {emission.message: emission.reason for emission in turns}
+        shift = int(sample.prepared.added_system)
+        for message in range(shift, len(sample.prepared.messages)):
+            if message not in reasons and conversation.flags[message - shift] is False:
+                says = any(train for _, _, train in conversation.parts_of(message - shift))
+                reasons[message] = "" if says else "flag"
+        untrained = [(a, b, emission.part_reason) for emission in turns for a, b in emission.parts]
+        for message in range(shift, len(sample.prepared.messages)):
+            untrained += self._untrained_strings(sample, message, reasons.get(message, ""), conversation)
+        emissions = []
+        for (message, start), end in zip(((message, start) for start, message in starts), ends, strict=True):
+            inside = [(max(a, start), min(b, end), why) for a, b, why in untrained if a < end and b > start]
+            parts = merged((a, b) for a, b, _ in inside)
+            emissions.append(Emission(message, start, end, reasons.get(message, ""), parts, inside[0][2] if inside else ""))
+        return emissions
+
+    def _untrained_strings(
+        self, sample: Sample, message: int, reason: str, conversation: Conversation
+    ) -> list[tuple[int, int, str]]:
+        """What data or policy keep from training of a message, where the range of the message alone does not tell it; and why."""
+        index = message - int(sample.prepared.added_system)
+        given, flags = sample.prepared.messages[message], conversation.parts_of(index)
+        assistant = given["role"] == "assistant"
+        if not reason and (assistant or all(train for _, _, train in flags)) and conversation.flags[index] is not False:
+            return []  # an assistant's parts are in its emission
+        strings = partial(strings_of_message, self, sample, message)
+        if reason:
+            places = strings()
+            content = given.get("content")
+            if not places and message not in sample.rendering.ranges and isinstance(content, str) and content.strip():
+                raise RejectedRow(
+                    RejectReason.PART_NOT_FOUND,
+                    f"is kept from training ({reason}), and where its text stands in the rendering cannot be told",
+                    index,
+                )
+            return [(a, b, reason) for a, b in places]
+        if assistant:
+            return []
+        places = [*strings(), *sample.rendering.ranges.get(message, [])]
+        start, end = min((a for a, _ in places), default=0), max((b for _, b in places), default=len(sample.rendering.text))
+        marks = Marked((Piece(given.get("content") or "", flags),), conversation.flags[index] is not False)
+        turn = Turn(message, start, start, end, "history")
+        return [(a, b, marks.reason) for a, b in untrained_ranges(sample.rendering.text, [turn], marks, strings, True, index)]
 
     def _role_header(self, sample: Sample, turn: Turn) -> str:
         """The turn's header without the think tag or block that it ends with."""
@@ -705,22 +761,6 @@ class Parser:
                 detail = f"served ids end {prompt[-4:].tolist()}, trained prefix ends {trained[-4:].tolist()}"
                 found.append(ParityBreak(i - shift, "tokens", bool(same), detail))
         return tuple(found)
-
-
-def _all_text(sample: Sample, turns: Sequence[Emission], flags: Sequence[bool | None]) -> list[Emission]:
-    """The whole text, parted where messages begin; what stands before the first one's range goes with it."""
-    found = sorted((min(start for start, _ in ranges), message) for message, ranges in sample.rendering.ranges.items())
-    starts = [(0, found[0][1] if found else 0), *found[1:]]
-    ends = [*(start for start, _ in starts[1:]), len(sample.rendering.text)]
-    own = {emission.message: emission for emission in turns}
-    shift = int(sample.prepared.added_system)
-    emissions = []
-    for (message, start), end in zip(((message, start) for start, message in starts), ends, strict=True):
-        turn = own.get(message)
-        said = flags[message - shift] if message >= shift else None
-        reason = turn.reason if turn else "flag" if said is False else ""
-        emissions.append(Emission(message, start, end, reason, turn.parts if turn else (), turn.part_reason if turn else ""))
-    return emissions
 
 
 def _filled(filled: Filled, ids: Ids, tokens: Sequence[int]) -> Example | None:

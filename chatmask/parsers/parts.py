@@ -7,7 +7,7 @@ of its own characters, and the pieces are looked for in the turn, in order, amon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,13 @@ def marked(
 
 
 def untrained_ranges(
-    text: str, turns: Sequence[Turn], found: Marked, strings: Callable[[], Sequence[Range]], shows_reasoning: bool, index: int
+    text: str,
+    turns: Sequence[Turn],
+    found: Marked,
+    strings: Callable[[], Sequence[Range]],
+    shows_reasoning: bool,
+    index: int,
+    may_lack: bool = False,
 ) -> tuple[Range, ...]:
     """Which characters of one message's turns are not trained, ascending and without overlap.
 
@@ -107,6 +113,7 @@ def untrained_ranges(
         strings: gives where input strings of the message stand in the text.
         shows_reasoning: the turn holds its reasoning; where history dropped it there is nothing to find.
         index: the message, as the data counts.
+        may_lack: the spec declares that the template leaves content of such a message out (`drops`).
 
     Raises:
         RejectedRow: `part_not_found`, where a piece with a flag that matters stands nowhere in the turn, or where it cannot be told
@@ -126,6 +133,8 @@ def untrained_ranges(
         at = _tag(text, core, cursor, stop) if piece.kind == "tag" else _find(text, piece, own, cursor, stop)
         if at < 0 and (piece.kind == "tag" or not piece.flags):
             continue
+        if at < 0 and may_lack and piece.kind == "content" and _lacks(text, core, piece, own, start, stop):
+            continue
         if at < 0:
             raise RejectedRow(
                 RejectReason.PART_NOT_FOUND,
@@ -142,10 +151,16 @@ def untrained_ranges(
         placed.append((piece, first, left, right))
         cursor = right
     if found.rest:
-        return _merged([*_ranges(placed, False), *_glue(text, placed)])
-    trained = _merged(_ranges(placed, True))
+        return merged([*_ranges(placed, False), *_glue(text, placed)])
+    trained = merged(_ranges(placed, True))
     edges = [start, *(edge for pair in trained for edge in pair), stop]
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a)
+
+
+def _lacks(text: str, core: str, piece: Piece, own: Sequence[Range], start: int, stop: int) -> bool:
+    """Is a content left out of the turn: neither it, nor in a string of the message anything that a part's flag is about."""
+    bits = [bit for a, b, _ in piece.flags if (bit := piece.text[a:b].strip())]
+    return text.find(core, start, stop) < 0 and not any(bit in text[a:b] for a, b in own for bit in bits)
 
 
 def _tag(text: str, tag: str, cursor: int, stop: int) -> int:
@@ -192,7 +207,8 @@ def _glue(text: str, placed: Sequence[tuple[Piece, int, int, int]]) -> list[Rang
     return found
 
 
-def _merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
+def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ranges in ascending order, those that touch as one; empty ones are left out."""
     result: list[Range] = []
     for a, b in sorted((a, b) for a, b in ranges if b > a):
         if result and a <= result[-1][1]:
