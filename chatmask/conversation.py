@@ -194,6 +194,7 @@ _NOT_PLAIN = frozenset(
         "tools",
         "functions",
         "text",
+        *FLAG_KEYS,
     }
 )
 
@@ -345,6 +346,7 @@ def _refuse_absent(data: Mapping[str, Any]) -> None:
 def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], max_messages: int) -> Conversation:
     if len(turns.items) > max_messages:
         raise RejectedRow(RejectReason.TOO_MANY_MESSAGES, f"{len(turns.items):,} messages; the limit is {max_messages:,}")
+    refuse_flags_of_record(turns.owner)
     messages: list[dict[str, Any]] = []
     flags: list[bool | None] = []
     part_flags: list[PartFlags] = []
@@ -383,6 +385,23 @@ def _converse(turns: _Turns, data: Mapping[str, Any], roles: Mapping[str, str], 
             raise RejectedRow(RejectReason.AMBIGUOUS_RECORD, "`system` and the first message are different system texts", 0)
     said_of_parts = tuple(part_flags) if any(part_flags) else ()
     return Conversation(messages, _tools(turns.owner), tuple(flags), notes, said_of_parts)
+
+
+def refuse_flags_of_record(owner: Mapping[str, Any]) -> None:
+    """A record that says of itself, beside its messages, that it is not to be trained, or which tokens are.
+
+    A positive number under these names may be anything (a loss that was measured, a weight of a mixture) and says nothing here.
+
+    Raises:
+        RejectedRow: `bad_flag`.
+    """
+    for key in FLAG_KEYS:
+        value = owner.get(key)
+        if isinstance(value, list) or (isinstance(value, (bool, int, float)) and not value):
+            raise RejectedRow(
+                RejectReason.BAD_FLAG,
+                f"`{key}` stands beside the messages ({_kind(value)}); give it to each message that it is about, or leave the record out",
+            )
 
 
 # --- one message ------------------------------------------------------------------------------------------------------
@@ -424,10 +443,10 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> t
     sharegpt = "from" in item and item.get("role") is None
     if item.get("from") is not None and item.get("role") is not None:
         said = [roles.get(str(item[key]), item[key]) for key in ("role", "from")]
-        if said[0] != said[1] or item.get("value", item.get("content")) != item.get("content"):
+        if said[0] != said[1] or (None not in (texts := (item.get("value"), item.get("content"))) and texts[0] != texts[1]):
             raise RejectedRow(RejectReason.BAD_MESSAGE, "`role`/`content` and `from`/`value` differ", index)
     role = _role(item["from"] if sharegpt else item.get("role"), roles, index)
-    given = item.get("value") if sharegpt and item.get("content") is None else item.get("content")
+    given = item.get("value") if item.get("from") is not None and item.get("content") is None else item.get("content")
     if sharegpt and item.get("value") is not None and given != item["value"]:
         raise RejectedRow(RejectReason.BAD_MESSAGE, "`value` and `content` differ", index)
     calls = _tool_calls(item, index)
@@ -459,7 +478,7 @@ def _message(item: Mapping[str, Any], roles: Mapping[str, str], index: int) -> t
     if name is not None:
         message["name"] = name
     for key, value in item.items():
-        if value is not None and key not in _READ_KEYS and not (sharegpt and key in ("from", "value")):
+        if value is not None and key not in _READ_KEYS and not ("from" in item and key in ("from", "value")):
             message[key] = value
     if role == "tool" and "is_error" in message:
         message["is_error"] = _is_error(message["is_error"], index)
@@ -519,6 +538,13 @@ def _reasoning(item: Mapping[str, Any], index: int) -> str | None:
         if not isinstance(value, str):
             raise RejectedRow(RejectReason.BAD_MESSAGE, f"`{key}` is {_kind(value)}, not a string", index)
         given[key] = value
+    for key in ("reasoning_details", "thinking_blocks"):
+        if item.get(key) not in (None, [], "") and not any(given.values()):
+            raise RejectedRow(
+                RejectReason.BAD_MESSAGE,
+                f"`{key}` is reasoning in a form that is not read; give its text as `reasoning_content`",
+                index,
+            )
     filled = {key: value for key, value in given.items() if value}
     if len(set(filled.values())) > 1:
         raise RejectedRow(RejectReason.REASONING_CONFLICT, f"{' and '.join(f'`{key}`' for key in filled)} differ", index)

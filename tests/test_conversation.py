@@ -498,3 +498,32 @@ def test_a_null_under_one_of_two_names_of_content_says_nothing() -> None:
     """A table with both columns has nulls in one of them: `value: null` beside a filled `content` is no contradiction."""
     turns = [{"from": "human", "value": "q", "content": None}, {"from": "gpt", "value": None, "content": "a"}]
     assert [message["content"] for message in normalise({"conversations": turns}).messages] == ["q", "a"]
+
+
+@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"loss_mask": [0, 1]}])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_flag_beside_the_messages_is_not_overlooked(flag: Json, nested: bool) -> None:
+    """A record that says of itself that it is not trained, or which tokens are, is refused; a measured loss or a weight is no such word."""
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+    def record(**fields: Any) -> Json:
+        inner = {"messages": turns, **fields}
+        return {"conversations": [inner]} if nested else inner
+
+    assert rejected(record(**flag)).reason == "bad_flag"
+    assert normalise(record(loss=1.25, weight=0.5, train=True)).messages == turns
+
+
+@pytest.mark.parametrize("key", ["reasoning_details", "thinking_blocks"])
+def test_reasoning_in_another_form_is_not_lost(key: str) -> None:
+    """Reasoning as a list of blocks is refused where no text of it stands beside it."""
+    turn = {"role": "assistant", "content": "a", key: [{"type": "thinking", "thinking": "because"}]}
+    assert rejected({"messages": [{"role": "user", "content": "q"}, turn]}).reason == "bad_message"
+    given = normalise({"messages": [{"role": "user", "content": "q"}, {**turn, "reasoning_content": "because"}]})
+    assert given.messages[1]["reasoning_content"] == "because"
+
+
+def test_both_names_of_a_role_may_stand_in_one_message() -> None:
+    """`role` beside `from` and `value` says the same thing twice."""
+    turns = [{"role": "user", "from": "human", "value": "q"}, {"role": "assistant", "from": "gpt", "value": "a"}]
+    assert [m["content"] for m in normalise({"messages": turns}).messages] == ["q", "a"]

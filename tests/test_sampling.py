@@ -110,6 +110,16 @@ def test_reasoning_may_be_context_only() -> None:
     assert decode([i for i, bit in zip(part.input_ids, part.loss_mask, strict=True) if bit]) == "A.<|role_end|>"
 
 
+@pytest.mark.parametrize("spec", ["ling-3.0-thinking", "qwen3-preserved", "qwen3-instruct"])
+def test_where_reasoning_is_context_so_is_an_empty_block(spec: str) -> None:
+    """Under `supervise_reasoning: false` a turn without reasoning trains its answer and end token alone, whatever block stands there."""
+    parser = load_parser(spec, demo=True)
+    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A."}]}
+    _, part = rows(parser, record, supervise_reasoning=False)[0]
+    trained = parser.loaded.decode([i for i, bit in zip(part.input_ids, part.loss_mask, strict=True) if bit])
+    assert trained.strip() == f"A.{parser.spec.assistant.ends[0]}"
+
+
 def test_a_mask_from_the_role_header_holds_the_think_block() -> None:
     """`mask_from: role_header` also trains the block that the server writes itself."""
     parser = load_parser("qwen3-instruct", demo=True)

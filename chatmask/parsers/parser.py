@@ -616,8 +616,8 @@ class Parser:
             start = turn.start
             if choice.mask_from == "role_header":
                 start = turn.header + len(self._role_header(sample, turn))
-            if not choice.reasoning and reasoning_of(sample.prepared.messages[turn.message]):
-                start = self._behind_reasoning(sample, turn)
+            if not choice.reasoning and (behind := self._behind_reasoning(sample, turn)) > turn.start:
+                start = behind
             parts: tuple[tuple[int, int], ...] = ()
             found = sample.prepared.parts.get(turn.message)
             if found is not None and not reason:
@@ -691,9 +691,13 @@ class Parser:
         return header.partition(opening)[0] if opening else header
 
     def _behind_reasoning(self, sample: Sample, turn: Turn) -> int:
-        """Where the answer of a turn begins, its reasoning and closing tag left out."""
-        text, close = sample.rendering.text, sample.prepared.spec.thinking.close or ""
+        """Where the answer of a turn begins, its reasoning and closing tag left out; so is an empty block."""
+        text, thinking = sample.rendering.text, sample.prepared.spec.thinking
+        opening, close = thinking.open or "", thinking.close or ""
         reasoning = reasoning_of(sample.prepared.messages[turn.message]).strip()
+        if not reasoning:
+            emission = text[turn.start : turn.end].lstrip().removeprefix(opening).lstrip()
+            return turn.end - len(emission) + len(close) if close and emission.startswith(close) else turn.start
         at = text.find(reasoning, turn.start, turn.end)
         closed = text.find(close, at + len(reasoning), turn.end) if at >= 0 and close else -1
         return turn.start if closed < 0 else closed + len(close)

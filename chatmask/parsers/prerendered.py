@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..canonical import first_unequal
-from ..conversation import MAX_MESSAGES, REASONING_UNKNOWN, Conversation, normalise
+from ..conversation import MAX_MESSAGES, REASONING_UNKNOWN, Conversation, normalise, refuse_flags_of_record
 from ..errors import RejectedRow, RejectReason, TemplateError
 from ..records import loads
 from .messages import joined, prepare
@@ -76,7 +76,11 @@ def read_prerendered(data: Mapping[str, Any], parser: Parser, max_messages: int 
         RejectedRow: `text_not_reproduced`, where the text cannot be cut into messages, or these render otherwise; whatever refuses
             the conversation that was found.
     """
+    refuse_flags_of_record(data)
     text: str = data["text"]
+    system = data.get("system")
+    if isinstance(system, str) and system.strip() not in text:
+        _refuse(f"the record has a `system` beside the text that does not stand in it: {system[:60]!r}")
     layout = parser.learned
     messages, tools = _messages(text, layout)
     given = data.get("tools") or tools
