@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .conversation import Conversation
+from .encoding import Request
 from .errors import InputError, OptionError, RejectedRow, RejectReason
 from .example import Example, Span, by_turn
 from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
@@ -226,6 +227,9 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
             raise made
         raise RejectedRow(made.reason, made.detail, sample.origin[made.message]) from None  # as the record counts
 
+    def least(sample: Sample) -> Callable[[int, int], int]:
+        return _least(sample, _layout(sample, policy, parser, NO_CHECKS), parser)
+
     def example(sample: Sample) -> Example:
         layout = _layout(sample, policy, parser, draft.checks)
         return noted(sample, layout if isinstance(layout, RejectedRow) else parser.finish([layout])[0])
@@ -247,7 +251,7 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
         if policy.max_length is None or len(first.ids) <= policy.max_length:
             rows.append((sample, first))
             continue
-        fitted = list(_fit(sample, len(first.ids), policy, example))
+        fitted = list(_fit(sample, len(first.ids), policy, example, least))
         if not fitted:
             dropped["overlength"] += 1
         elif policy.overlength == "explode":
@@ -378,7 +382,41 @@ def explain(
 # --- lengths ------------------------------------------------------------------------------------------------------------------
 
 
-def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample], Example]) -> Iterator[tuple[Sample, Example]]:
+def _least(sample: Sample, layout: Layout | RejectedRow, parser: Parser) -> Callable[[int, int], int]:
+    """How many tokens the part of a sample from `start` to `stop` has at least, told from the whole one; arguments as `kept_by`.
+
+    Templates write a message at least as long in a part as in the whole: what they leave out, they leave out of history, and where more
+    follows, there is more of it. So a part that is too long by this count need not be rendered, of which there are very many.
+    """
+    if isinstance(layout, RejectedRow):
+        return lambda start, stop: 0
+    messages, rendering, shift = sample.conversation.messages, layout.sample.rendering, int(layout.sample.prepared.added_system)
+    ranges = [rendering.ranges.get(i + shift, []) for i in range(len(messages))]
+    system = leading_system(messages)
+    pieces = [rendering.text[a:b] for found in ranges for a, b in found]
+    # what stands in front of all is in every part, unless messages may stand there that are not
+    head = rendering.text[: min(a for found in ranges for a, _ in found)] if pieces and all(ranges[system:]) else ""
+    encoded = parser.encoder.encode_many([Request(piece, tuple(parser.encoder.cut(piece))) for piece in [head, *pieces]])
+    # a token may reach over each border
+    first, *counts = [max(0, len(one.ids) - 1) for one in encoded]
+    own, sizes = iter(counts), [first]
+    sizes += [sum(next(own) for _ in found) for found in ranges]
+    total = list(itertools.accumulate(sizes))
+
+    def least(start: int, stop: int) -> int:
+        front = next((n for n, i in enumerate(kept_by(messages, start, start + 1)) if i == start), 0)
+        return total[front] + total[min(stop, len(messages))] - total[start]
+
+    return least
+
+
+def _fit(
+    sample: Sample,
+    tokens: int,
+    policy: Policy,
+    example: Callable[[Sample], Example],
+    lengths: Callable[[Sample], Callable[[int, int], int]],
+) -> Iterator[tuple[Sample, Example]]:
     """What the length policy makes of an over-long sample. Cuts fall between messages, an end token never parts from its span."""
     limit = policy.max_length
     assert limit is not None
@@ -398,7 +436,11 @@ def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample]
     starts = sorted({system, *starts})
     stops = [i + 1 for i, m in enumerate(messages) if m["role"] == "assistant" and i in sample.targets]
 
+    least = lengths(sample)
+
     def fits(start: int, stop: int) -> tuple[Sample, Example] | None:
+        if least(start, stop) > limit:
+            return None
         part = cut(sample, start, stop)
         before = ["", *(m["role"] for m in part.conversation.messages)]
         orphan = any(
@@ -417,9 +459,9 @@ def _fit(sample: Sample, tokens: int, policy: Policy, example: Callable[[Sample]
         if found is not None:
             yield found
     elif policy.overlength == "last_turns":
-        found = _largest(
-            [start for start in reversed(starts) if start < max(stops, default=0)], lambda start: fits(start, max(stops))
-        )
+        # one by one: a later start may give a longer part, since an agent's step takes the first question with it
+        stop = max(stops, default=0)
+        found = next((part for start in starts if start < stop and (part := fits(start, stop)) is not None), None)
         if found is not None:
             yield found
     else:

@@ -294,6 +294,7 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
     window = {"last": 1, "last_n": policy.last_n or 0}.get(policy.train_on, len(turns))
     if policy.split == "pre_split":
         window = 1
+    first = max(0, len(turns) - window)
     beyond = "context" if policy.split == "pre_split" else "not_last"
     rules = {i: rule for i in turns if (rule := _rule(whole.messages, i, thoughts[i], policy))}
     for name in ("tool_error", "empty_tool_call", "bare_text_tool_call"):
@@ -306,21 +307,19 @@ def _choose(whole: Conversation, thoughts: Mapping[int, _Thought], policy: Polic
             reasons[i] = excluded
         elif i in rules:
             reasons[i] = rules[i]
-        if place < len(turns) - window and (i not in reasons or policy.split == "pre_split"):
+        if place < first and (i not in reasons or policy.split == "pre_split"):
             reasons[i] = beyond
     targets = frozenset(turns) - frozenset(reasons)
     apart = policy.split in ("per_turn", "exact")
-    spoiled = [
-        i for i in turns[len(turns) - window :] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"
-    ]
+    spoiled = [i for i in turns[first:] if i in rules and reasons[i] == rules[i] and getattr(policy, rules[i]) == "drop"]
     # what the data itself says is no declared option: such a record goes on to the parser's refusal, in every mode
     passes = not targets and not cut_off and all(reason in OF_THE_DATA for reason in reasons.values())
     if apart and not passes:
         steps.append(Step("targets", f"trained: {_listed(sorted(targets))}", reasons))
         return _Choice(targets, reasons)
     if spoiled:
-        first = reasons[spoiled[0]]
-        steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({first})", _all(turns, reasons, first)))
+        why = reasons[spoiled[0]]
+        steps.append(Step("targets", f"the record is dropped, by message {spoiled[0]} ({why})", _all(turns, reasons, why)))
         return _Choice(frozenset(), reasons)
     if not targets and not passes:
         steps.append(Step("targets", "nothing is left to train, the record is dropped", reasons))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,8 +17,8 @@ from chatmask.cli import main
 from chatmask.conversation import normalise
 from chatmask.parsers.parser import Parser, load_parser
 from chatmask.policy import Policy, load_policy
-from chatmask.sampling import explain, make
-from chatmask.trajectories import tags_of
+from chatmask.sampling import _least, explain, make
+from chatmask.trajectories import cut, expand, tags_of
 
 RAW = Path(__file__).resolve().parent.parent / "fixtures" / "swe_raw.jsonl"
 RECORDS = [json.loads(line) for line in RAW.read_text(encoding="utf-8").splitlines()]
@@ -89,6 +90,70 @@ def test_no_sample_is_longer_than_the_limit(overlength: str, limit: int) -> None
             assert whole_row or overlength == "explode" or example.notes["turns_cut"]
         if overlength == "explode" and made.rows:
             assert made.dropped["overlength_turns"] == sum((whole - texts).values())
+
+
+def _agent(question: str, steps: int, *more: str) -> dict[str, Any]:
+    """An agent's run of so many steps for a question, and as many again for each further one."""
+    messages: list[dict[str, Any]] = []
+    for asked in (question, *more):
+        messages.append({"role": "user", "content": asked})
+        for k in range(steps):
+            call = {"type": "function", "function": {"name": "run", "arguments": {"x": str(k)}}}
+            messages.append(
+                {"role": "assistant", "content": "I look.", "reasoning_content": f"because {k}", "tool_calls": [call]}
+            )
+            messages.append({"role": "tool", "content": f"found it {k} " * 9})
+    return {"messages": [*messages, {"role": "assistant", "content": "Done."}], "tools": None}
+
+
+@pytest.mark.parametrize("spec", ["qwen3-thinking", "qwen3-preserved", "ling-3.0-auto"])
+def test_no_part_is_shorter_than_the_least_that_it_is_held_to_have(spec: str) -> None:
+    """Parts that are left unrendered as too long are: the count never exceeds the tokens of any part, and comes close to it."""
+    parser = load_parser(spec, demo=True)
+    found = []
+    for record in (*RECORDS[:2], _agent("Mend it.", 3, "And now?")):
+        (sample,), _, _ = expand(normalise(record), policy(), "k")
+        try:
+            least = _least(sample, parser.layout(sample.conversation), parser)
+        except chatmask.RejectedRow:
+            continue
+        n = len(sample.conversation.messages)
+        for start, stop in itertools.combinations(range(n + 1), 2):
+            try:
+                length = len(parser.example(cut(sample, start, stop).conversation).ids)
+            except chatmask.RejectedRow:
+                continue
+            assert least(start, stop) <= length, (start, stop)
+            found.append(least(start, stop) / length)
+    assert sum(found) > 0.7 * len(found) > 20
+
+
+def test_the_windows_of_a_long_run_do_not_render_every_part() -> None:
+    """`explode` renders a few parts a window, not one for each beginning and end, of which a run of 60 steps has 1,800."""
+    parser, rendered = load_parser("ling-3.0-thinking", demo=True), 0
+    layout = parser.layout
+
+    def counting(*given: Any, **named: Any) -> Any:
+        nonlocal rendered
+        rendered += 1
+        return layout(*given, **named)
+
+    parser.layout = counting  # type: ignore[method-assign]
+    made = make(normalise(_agent("Mend it.", 60)), policy(max_length=1000, overlength="explode"), parser, "k")
+    assert sum(len(sample.targets) for sample, _ in made.rows) == 61
+    assert rendered < 6 * len(made.rows)
+
+
+def test_last_turns_keeps_the_longest_end_that_fits() -> None:
+    """A part that begins with a step takes the first question with it, so that one which begins earlier may be the shorter one."""
+    parser = load_parser("ling-3.0-thinking", demo=True)
+    first = _agent("Mend it, please. " * 30, 1)["messages"][:-1]
+    for steps in range(5, 9):
+        later = _agent("And now?", steps)["messages"]
+        alone = len(rows(parser, {"messages": later})[0][1].ids)
+        made = make(normalise({"messages": [*first, *later]}), policy(max_length=alone, overlength="last_turns"), parser, "k")
+        ((sample, example),) = made.rows
+        assert (sample.conversation.messages[0]["content"], len(example.ids)) == ("And now?", alone)
 
 
 def test_over_length_is_an_error_unless_declared() -> None:

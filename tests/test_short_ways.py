@@ -15,10 +15,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import chatmask
 from chatmask import backends
+from chatmask.conversation import normalise
 from chatmask.encoding import Encoder, Request
+from chatmask.errors import RejectedRow
+from chatmask.parsers.parser import Choice
+from chatmask.policy import load_policy
+from chatmask.sampling import begin, encode
 from chatmask.templates import environment as sandbox
+from tests.properties.made_up import made_up
 from tests.properties.oracles import parser_of
-from tests.properties.short import SPECS, check_rows, check_what_shapes_see, fast
+from tests.properties.short import SPECS, agent, both_ways, check_rows, check_what_shapes_see, fast
 
 pytest.importorskip("fastokens", reason="the extra `fast` is part of `dev`")
 
@@ -192,6 +198,80 @@ def test_cuts_that_would_be_wrong_are_not_made(tmp_path: Path) -> None:
     rows = chatmask.load(tmp_path / "d", allow_demo=True)
     texts = [tokenizer.decode(row["input_ids"]) for row in rows]
     assert ["(long)" in text for text in texts] == [False] * 3 + [True] * 4
+
+
+# what is written in front of a message's text, for the text, and behind it; first or last message, counts and neighbours are asked for
+LAST_TURN_DIFFERS = {
+    "text": ("", "{{ m.content }}{{ '!' if loop.last and 'yes' in m.content }}"),
+    "a question in it": ("", "{{ m.content }}{{ '!' if loop.last and '?' in m.content }}"),
+    "one text": ("", "{{ m.content }}{{ '?' if loop.last and m.content == 'x' }}"),
+    "its length": ("", "{{ m.content }}{{ '?' if loop.last and m.content | length > 30 }}"),
+    "blanks at its end": ("", "{{ m.content | trim if loop.last else m.content }}"),
+    "blanks in front": ("", "{{ m.content.lstrip('\\n') if loop.last else m.content }}"),
+    "calls at once": ("", "{{ m.content }}{{ '!' if loop.last and m.tool_calls and m.tool_calls | length > 1 }}"),
+    "place": ("", "{{ m.content }}{{ '!' if loop.last and loop.index > 14 }}"),
+    "messages": ("", "{{ m.content }}{{ '?' if loop.last and messages | length == 8 }}"),
+    "messages, in front": ("{{ '#' if loop.first and messages | length > 6 }}", "{{ m.content }}"),
+    "even or odd, in front": ("{{ '#' if loop.first and messages | length % 4 == 0 }}", "{{ m.content }}"),
+    "the count itself": ("{{ messages | length if loop.first }}", "{{ m.content }}"),
+    "tool messages, in front": (
+        "{{ '#' if loop.first and messages | selectattr('role', 'equalto', 'tool') | list | length > 4 }}",
+        "{{ m.content }}",
+    ),
+    "the last text, in front": ("{{ '#' if loop.first and 'yes' in messages[-1].content }}", "{{ m.content }}"),
+    "the message before": ("{{ '!' if loop.last and loop.previtem and 'found 4' in loop.previtem.content }}", "{{ m.content }}"),
+    "the message behind": ("", "{{ m.content }}{{ '?' if loop.nextitem is defined and 'found 4' in loop.nextitem.content }}"),
+    "the role behind": ("", "{{ m.content }}{{ '>' if loop.nextitem is defined and loop.nextitem.role == 'tool' }}"),
+}
+RUNS = [
+    *[agent(3)] * 4,
+    agent(8, {3: "so yes it is", 5: "x", 6: "so it is \n"}),
+    agent(12, {2: "\nwhy?", 5: "a long text that is more than thirty", 7: "is it?"}, {5: 2, 9: 3}),
+    agent(20, {13: "part? yes"}),
+]
+
+
+@pytest.mark.parametrize("options", [[], ["strip_thinking=context", "mask_from=role_header"]], ids="+".join)
+@pytest.mark.parametrize("asked", LAST_TURN_DIFFERS)
+def test_a_last_turn_written_otherwise_is_not_cut_as_history_has_it(asked: str, options: list[str]) -> None:
+    """Whatever a template asks about the last turn, `per_turn` gives the rows that each sample has when it is laid out by itself."""
+    front, text = LAST_TURN_DIFFERS[asked]
+    calls = "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    parser = made_up(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n" + front + text + calls + "<|im_end|>\n{% endfor %}",
+        rewritten={"context": "train", "emission": "train"},
+    )
+    assert parser.encoder.speed_up() == ""
+    taken = set[str]()
+    for record in RUNS:
+        short, long, kinds = both_ways(parser, record, load_policy(None, ["split=per_turn", *options]))
+        assert short == long
+        taken.update(kinds)
+    # these two change every sample's text, so that none is ever cut
+    assert ("Cut" in taken) == (asked not in ("the count itself", "the role behind"))
+
+
+def test_a_refused_sample_takes_no_other_with_it() -> None:
+    """Where the longest sample of a run is refused, those that are cut from it are laid out by themselves, and stay."""
+    parser = made_up(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ '\n' if m.role == 'assistant' }}{% endfor %}",
+        assistant={"header": "<|im_start|>assistant\n", "end_of_turn": "\n"},
+    )
+    assert parser.encoder.speed_up() == ""
+    # an empty answer: its end and its header's end are one token, so that nothing of it is a target
+    texts = ["Go.", "one", "did it", "two", "did more", ""]
+    roles = ["user", *["assistant", "tool"] * 2, "assistant"]
+    record = {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]}
+    draft = begin(normalise(record), load_policy(None, ["split=per_turn", "mask_from=role_header"]), parser, "k")
+    assert [type(one).__name__ for one in draft.layouts] == ["Cut", "Cut", "Layout"]
+    *shorter, longest = encode([draft])[0]
+    assert isinstance(longest, RejectedRow)
+    assert longest.reason.value == "zero_supervision"
+    for sample, example in zip(draft.samples, shorter, strict=False):
+        assert not isinstance(example, RejectedRow), example
+        choice = Choice("role_header")
+        alone = parser.example(sample.conversation, untrained=sample.untrained, choice=choice)
+        assert example.same_row(alone)
 
 
 class TestSandbox:

@@ -460,6 +460,15 @@ def test_drop_takes_the_record_of_a_trajectory_and_the_sample_of_a_turn() -> Non
     assert len(samples_of(AGENT, tool_error="drop", train_on="last")) == 1
 
 
+@pytest.mark.parametrize("n", range(5, 12))
+def test_more_last_turns_than_there_are_mean_all(n: int) -> None:
+    """`last_n` of as many turns as the record has, or more, makes and drops what `train_on: all` does."""
+    for split in ("trajectory", "per_turn"):
+        for rule in ("mask", "drop"):
+            wanted = expand(AGENT, policy_of(split=split, tool_error=rule), "k")[:2]
+            assert expand(AGENT, policy_of(split=split, tool_error=rule, train_on="last_n", last_n=n), "k")[:2] == wanted
+
+
 def test_a_rule_that_masks_shields_from_none_that_drops() -> None:
     """Where a turn falls under two rules, the one that drops counts."""
     whole = record(user(), turn("try", calls=True), result(True), turn())

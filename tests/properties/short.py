@@ -111,21 +111,38 @@ def _rows(parser: Parser, record: dict[str, Any], policy: Any) -> Any:
     return (rows, made.dropped), kinds
 
 
+def both_ways(parser: Parser, record: dict[str, Any], policy: Any) -> tuple[Any, Any, list[str]]:
+    """What a record gives by the short ways and by the long ones, and which ways were taken."""
+    short, kinds = _rows(parser, record, policy)
+    parser.short_ways, tokenizer = False, parser.encoder.fast
+    parser.encoder.fast = None
+    try:
+        long, _ = _rows(parser, record, policy)
+    finally:
+        parser.short_ways, parser.encoder.fast = True, tokenizer
+    return short, long, kinds
+
+
 def check_rows(spec: str, options: list[str], size: int = 8) -> set[str]:
     """Compare the rows of records by short ways and by long ones; which ways were taken."""
     parser, policy, taken = fast(spec), load_policy(None, options), set[str]()
     for record in _records(3, size, spec):
         record = fitting(record, spec)
-        short, kinds = _rows(parser, record, policy)
+        short, long, kinds = both_ways(parser, record, policy)
         taken.update(kinds)
-        parser.short_ways, tokenizer = False, parser.encoder.fast
-        parser.encoder.fast = None
-        try:
-            long, _ = _rows(parser, record, policy)
-        finally:
-            parser.short_ways, parser.encoder.fast = True, tokenizer
         assert short == long, record
     return taken
+
+
+def agent(steps: int, texts: dict[int, str] | None = None, calls: dict[int, int] | None = None) -> dict[str, Any]:
+    """An agent's run of so many steps, where some say something else or make several calls at once."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Mend it."}]
+    for k in range(steps):
+        call = {"type": "function", "function": {"name": "run", "arguments": {"x": str(k)}}}
+        n = (calls or {}).get(k, 1)
+        messages.append({"role": "assistant", "content": (texts or {}).get(k, "I look."), "tool_calls": [call] * n})
+        messages += [{"role": "tool", "content": f"found {k}"}] * n
+    return {"messages": [*messages, {"role": "assistant", "content": "Done."}], "tools": [_TOOL]}
 
 
 def check_what_shapes_see() -> None:
