@@ -15,9 +15,10 @@ from typing import Any
 
 from .conversation import Conversation
 from .encoding import Request
-from .errors import InputError, OptionError, RejectedRow, RejectReason
+from .errors import InputError, OptionError, RejectedRow, RejectReason, TemplateError
 from .example import Example, Span, by_turn
 from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
+from .parsers.parser import Sample as Rendered
 from .parsers.prefixes import Cut, Unsound, cuts_of, run_of
 from .parsers.shapes import Filled
 from .policy import Policy, PolicyLike, load_policy
@@ -227,8 +228,15 @@ def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
             raise made
         raise RejectedRow(made.reason, made.detail, sample.origin[made.message]) from None  # as the record counts
 
+    bounds: dict[int, Callable[[int, int], int]] = {}
+
     def least(sample: Sample) -> Callable[[int, int], int]:
-        return _least(sample, _layout(sample, policy, parser, NO_CHECKS), parser)
+        longest = max((one for one in draft.samples if one.variant == sample.variant), key=lambda one: len(one.origin))
+        if longest.origin[: len(sample.origin)] != sample.origin:
+            longest = sample
+        if id(longest) not in bounds:
+            bounds[id(longest)] = _least(longest, _layout(longest, policy, parser, NO_CHECKS), parser)
+        return bounds[id(longest)]
 
     def example(sample: Sample) -> Example:
         layout = _layout(sample, policy, parser, draft.checks)
@@ -490,7 +498,7 @@ def _windows(
     while any(stop > done for stop in stops):
         rest = [stop for stop in stops if stop > done]
         # the most context with which the next turn fits, then as many turns as fit behind it
-        start = _earliest(starts, rest[0], fits)
+        start = next((start for start in starts if start < rest[0] and fits(start, rest[0]) is not None), None)
         if start is None:
             done = rest[0]  # this turn does not fit by itself
             continue
@@ -503,17 +511,6 @@ def _windows(
         counted = True
         yield _without(part, made, again)
         done = stop
-
-
-def _earliest(starts: list[int], stop: int, fits: Callable[[int, int], tuple[Sample, Example] | None]) -> int | None:
-    """The first of the starts from which a window up to `stop` fits; looked for by doubling steps, since it is seldom far."""
-    starts = [start for start in starts if start < stop]
-    low, step = 0, 1
-    while low + step <= len(starts) and fits(starts[low + step - 1], stop) is None:
-        low, step = low + step, 2 * step
-    near = starts[low : low + step] or starts  # where nothing fits at that end, each is asked
-    found: int | None = _largest(near[::-1], lambda start: None if fits(start, stop) is None else start)
-    return found
 
 
 def _furthest(
@@ -556,18 +553,25 @@ def _without(part: Sample, made: Example, again: set[int]) -> tuple[Sample, Exam
 def _sharing(parser: Parser) -> Shared:
     """May turn i stand in the sample that ends with turn j? Its prompt and text must be what they are where it is the last.
 
-    Three renderings a turn at most: what the server sent, the sample that ends with it, and (once a sample) the whole of it.
+    Two renderings a turn: what the server sent, and the sample that ends with it. Where the one begins the other, the turn is what
+    stands between them, up to the end token; elsewhere it is located, which takes several times as long.
     """
     known: dict[tuple[int, int], tuple[str, str | None]] = {}
-    held: list[Conversation] = []  # so that an id is not given to another conversation
+    held: dict[int, tuple[Conversation, Rendered | None]] = {}  # the conversation, so that its id is not given to another one
 
     def ending(conversation: Conversation, end: int) -> tuple[str, str | None]:
         """The text of the sample that ends with turn `end`, up to the turn's end; and that again if its prompt is the served one."""
         place = (id(conversation), end)
         if place not in known:
-            held.append(conversation)
-            part = conversation.first(end + 1)
-            sample = parser.sample(part)
+            if id(conversation) not in held:
+                whole = parser.sample(conversation)
+                held[id(conversation)] = conversation, whole if _readable(parser, whole) else None
+            if (base := held[id(conversation)][1]) is not None and (
+                found := _between_prompt_and_end(parser, base, end)
+            ) is not None:
+                known[place] = found, found
+                return known[place]
+            sample = parser.sample(conversation.first(end + 1))
             turn = sample.turns[-1]
             text = sample.rendering.text[: turn.end]
             served = parser.served(sample, turn.message)
@@ -579,3 +583,35 @@ def _sharing(parser: Parser) -> Shared:
         return own is not None and ending(conversation, j)[0].startswith(own)
 
     return shared
+
+
+def _readable(parser: Parser, whole: Rendered) -> bool:
+    """May the turns of a conversation's beginnings be read off their texts: no control text in content, and ends are tokens."""
+    assistant = whole.prepared.spec.assistant
+    return (
+        parser.short_ways
+        and whole.shield is None
+        and not whole.rendering.quoted
+        and not parser.template.tagged
+        and parser.spec.thinking.mode != "auto"
+        and whole.prepared.spec.specforge is None
+        and assistant.end_owner == "self"
+        and assistant.history_end is None
+        and assistant.final_stop == "none"
+        and all(end in parser.control for end in assistant.ends)
+    )
+
+
+def _between_prompt_and_end(parser: Parser, whole: Rendered, end: int) -> str | None:
+    """The text of the sample that ends with turn `end`, up to its end token, where it begins with the served prompt; else None."""
+    message, spec = end + int(whole.prepared.added_system), whole.prepared.spec
+    served = parser.served(whole, message)
+    try:
+        text = parser.template.render(whole.shown[: message + 1], whole.tools, **spec.kwargs)
+    except TemplateError:
+        return None
+    after_tool = whole.prepared.messages[max(0, message - 1)]["role"] == "tool"
+    if served is None or not text.startswith(served[0]) or not served[0].endswith(spec.assistant.served_header(after_tool)):
+        return None
+    stop = max(text.rfind(literal, len(served[0])) + len(literal) for literal in spec.assistant.ends)
+    return text[:stop] if stop > len(served[0]) and not text[stop:].strip() else None

@@ -96,13 +96,14 @@ def test_the_short_way_is_taken(encoder: Encoder) -> None:
         ["split=per_turn", "strip_thinking=context", "empty_think=target"],
         ["split=per_turn", "mask_from=role_header", "tool_error=mask"],
         ["split=per_turn", "strip_thinking=context", "supervise_reasoning=false"],
+        ["split=exact"],
     ],
     ids=lambda options: "+".join(options) or "none",
 )
 def test_rows_are_those_of_the_long_way(spec: str, options: list[str]) -> None:
     """Shapes and cuts give the ids, masks, spans and counts that laying out each sample by itself gives, for rejects too."""
     taken = check_rows(spec, options)
-    assert ("Filled" if not options else "Cut" if len(options) == 1 else "Layout") in taken
+    assert ("Filled" if not options else "Cut" if options == ["split=per_turn"] else "Layout") in taken
 
 
 def test_a_shape_is_refused_where_a_template_looks_into_strings() -> None:

@@ -26,7 +26,7 @@ _MASKING, _TURNS, _SHIELD = "masking.py", "parsers/turns.py", "parsers/shielding
 _PARSER, _THINKING, _MESSAGES = "parsers/parser.py", "parsers/thinking.py", "parsers/messages.py"
 _TRACING, _SPEC = "templates/tracing.py", "templates/spec.py"
 _ENCODING, _SPECFORGE = "encoding.py", "parsers/specforge.py"
-_SHAPES, _PREFIXES = "parsers/shapes.py", "parsers/prefixes.py"
+_SHAPES, _OPAQUE, _PREFIXES = "parsers/shapes.py", "parsers/opaque.py", "parsers/prefixes.py"
 _SET = "mask[first:last] = 1"
 _FIND = "            shield = find_quoted(strings, "
 _FLAG = "self.quoted.append((literal, sampled and literal in self.markers))"
@@ -66,10 +66,17 @@ MUTANTS = (
     Mutant("blanks not trimmed in a shape", _SHAPES, "if trimmed and (text[0].isspace() or text[-1].isspace()):", "if False:"),
     Mutant(
         "a template that looks into strings has shapes",
-        _SHAPES,
+        _OPAQUE,
         "        self.log.spoiled = True\n        return getattr(str",
         "        return getattr(str",
     ),
+    Mutant(
+        "a search in another string is not watched",
+        _OPAQUE,
+        "if isinstance(part, Opaque) and isinstance(whole, str):",
+        "if False:",
+    ),
+    Mutant("functions are not watched", _OPAQUE, "and _hold([args, kwargs]):", "and False:"),
     Mutant("cuts are believed", _PREFIXES, "if text == cut.text:", "if True:"),
     Mutant(
         "a cut's turn trained one token early",
@@ -124,7 +131,7 @@ MUTANTS = (
     Mutant("trailing text trained", _TURNS, "if spec.assistant.supervise_trailing:", "if True:"),
     Mutant("trailing text never trained", _TURNS, "if spec.assistant.supervise_trailing:", "if False:"),
     Mutant("lost reasoning not noticed", _TURNS, "if not reasoning:\n        return True", "return True"),
-    Mutant("lost content not noticed", _TURNS, "if content not in emission:", "if False:"),
+    Mutant("lost content not noticed", _TURNS, "if not emission.startswith(content) and content not in emission:", "if False:"),
     Mutant(
         "short header taken for the long one",
         _SPEC,
