@@ -129,9 +129,11 @@ class Conversation:
             return "flag"
         if message.get(REASONING_UNKNOWN):
             return "history_rewritten"
+        if not parts:
+            return ""
         content = message.get("content") or ""
         thinks = answer is None and (message.get("reasoning_content") or "").strip()
-        if not parts or message.get("tool_calls") or thinks or not content[answer or 0 :].strip():
+        if message.get("tool_calls") or thinks or not content[answer or 0 :].strip():
             return ""
         against = {i for start, end, train in parts if not train for i in range(start, end)}
         return "part_flag" if all(i in against or char.isspace() for i, char in enumerate(content) if i >= (answer or 0)) else ""
@@ -204,7 +206,7 @@ def _plain_chat(data: Mapping[str, Any], roles: Mapping[str, str] | None, max_me
     items = data.get("messages")
     if type(items) is not list or len(items) > max_messages or not _NOT_PLAIN.isdisjoint(data):
         return None
-    messages, answered = [], False
+    answered = False
     for item in items:
         if type(item) is not dict or len(item) != 2:
             return None
@@ -212,8 +214,7 @@ def _plain_chat(data: Mapping[str, Any], roles: Mapping[str, str] | None, max_me
         if type(content) is not str or type(role) is not str or role not in _OPENAI_ROLES or (roles and role in roles):
             return None
         answered = answered or role == "assistant"
-        messages.append(dict(item))
-    return Conversation(messages, None, (None,) * len(messages), {}) if answered else None
+    return Conversation(list(items), None, (None,) * len(items), {}) if answered else None
 
 
 _OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool"})

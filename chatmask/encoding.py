@@ -67,12 +67,12 @@ class Filled:
     Attributes:
         ids: int32 `[tokens]` each.
         certain: whether the control tokens are the expected ones and all borders clean; nothing else is to be used where not.
-        tokens: the token at each border.
+        tokens: int64 `[texts, borders]`: the token at each border.
     """
 
     ids: Sequence[Ids]
     certain: Sequence[bool]
-    tokens: Sequence[Sequence[int]]
+    tokens: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Edge(NamedTuple):
@@ -249,7 +249,7 @@ class Encoder:
                     certain &= self._follows(between, ids, tokens[:, n], certain)
                     tokens[:, n] += self._learned[between][0] if between in self._learned else 0
             pieces = [ids[a:b] for a, b in pairwise(offsets[first : first + count + 1].tolist())]
-            found.append(Filled(pieces, certain.tolist(), (tokens - starts[:, None]).tolist()))
+            found.append(Filled(pieces, certain.tolist(), tokens - starts[:, None]))
             first += count
         return found
 

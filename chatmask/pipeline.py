@@ -29,7 +29,7 @@ from .example import Example, Row
 from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
-from .parsers.parser import ALL_CHECKS, Checks, Parser, load_parser
+from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Parser, load_parser
 from .parsers.prefixes import Unsound
 from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
@@ -439,7 +439,8 @@ def _checks(record: Record, options: Options) -> Checks:
     turns = 0
     if options.parity == "sample" and (line <= ORACLE_FIRST or line % ORACLE_EVERY == 0):
         turns = ORACLE_TURNS if line > ORACLE_WHOLE else 4 * ORACLE_TURNS
-    return Checks(turns, reference=line % REFERENCE_EVERY == 1)
+    reference = line % REFERENCE_EVERY == 1
+    return Checks(turns, reference) if turns or reference else NO_CHECKS
 
 
 def _refuse_undeclared(record: Record, sample: Sample, example: Example, options: Options, parser: Parser) -> None:

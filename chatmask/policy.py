@@ -154,6 +154,11 @@ class Policy(BaseModel):
         return self
 
     @cached_property
+    def tag_pairs(self) -> tuple[tuple[str, str], ...] | None:
+        """`think_tags`, as pairs."""
+        return None if self.think_tags is None else tuple((opening, closing) for opening, closing in self.think_tags)
+
+    @cached_property
     def plain(self) -> bool:
         """Does it make one sample of each record, with every turn trained and nothing changed."""
         of_the_build = {

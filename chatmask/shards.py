@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +84,9 @@ class ShardInfo:
 class ShardWriter:
     """Writes one shard under a temporary name, and gives it its own name when it is whole and on the disk.
 
+    A record batch is hashed and written in a thread of its own while the next one is made; what that meets is raised by the next
+    `add`, or by `close`.
+
     Use it as a context manager: `info` holds the `ShardInfo` after the block; on an exception the file is removed.
 
     Args:
@@ -100,6 +104,8 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._rows = self._tokens = self._supervised = self._bytes = 0
         self._info: ShardInfo | None = None
+        self._thread = ThreadPoolExecutor(1, "chatmask-writer")
+        self._writing: Future[None] | None = None
         self._fd: int | None = storage.open(self._temporary)
         try:
             self._write(SCHEMA.serialize())
@@ -155,10 +161,20 @@ class ShardWriter:
 
     def _write(self, data: pa.Buffer | bytes) -> None:
         assert self._fd is not None, "the shard is closed"
+        self._written()
         view = memoryview(data)
-        self._storage.write(self._fd, view, self._temporary)
-        self._digest.update(view)
         self._bytes += view.nbytes
+        self._writing = self._thread.submit(self._put, self._fd, view)
+
+    def _put(self, fd: int, view: memoryview) -> None:
+        self._storage.write(fd, view, self._temporary)
+        self._digest.update(view)
+
+    def _written(self) -> None:
+        """Wait for what is being written; raises what that met."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def close(self) -> ShardInfo:
         """Write what is left, sync, give the shard its name and return its `ShardInfo`."""
@@ -169,6 +185,8 @@ class ShardWriter:
                 # A shard without rows gets one empty batch: some readers refuse a stream that holds none.
                 self._flush()
             self._write(_END_OF_STREAM)
+            self._written()
+            self._thread.shutdown()
             assert self._fd is not None
             self._storage.fsync(self._fd, self._temporary)
             fd, self._fd = self._fd, None
@@ -184,6 +202,8 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Close and remove the unfinished file."""
+        self._writing = None
+        self._thread.shutdown()
         if self._fd is not None:
             fd, self._fd = self._fd, None
             self._storage.close(fd, self._temporary)

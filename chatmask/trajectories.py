@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from .conversation import REASONING_UNKNOWN, Conversation, PartFlags, flags_within
@@ -210,14 +211,10 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
     content, given = message.get("content"), reasoning_of(message)
     if not isinstance(content, str):
         return _Thought(given, content)
-    if policy.think_tags is not None:
-        others = [(opening, closing) for opening, closing in policy.think_tags]
-    else:
-        others = list(KNOWN_TAGS) if tags is None or tags.thinks else []
-    pairs = [*([(tags.open, tags.close)] if tags else ()), *others]
+    pairs, openings = _pairs(tags, policy.tag_pairs)
     body = content.lstrip()
-    opening = next((opening for opening, _ in pairs if body.startswith(opening)), None)
-    if opening is not None:
+    if body.startswith(openings):
+        opening = next(opening for opening in openings if body.startswith(opening))
         body = body.removeprefix(opening)
         # its own close tag if there is one, so that another one inside is text
         fitting = {closing for start, closing in pairs if start == opening}
@@ -251,6 +248,15 @@ def _read(message: Message, index: int, tags: Tags | None, policy: Policy) -> _T
     inner = begin + at - len(body[:at].lstrip("\n"))
     close = (begin + at, begin + at + len(closing))
     return _Thought(reasoning if reasoning.strip() else "", answer, "own" if own else "foreign", differs, inner, close)
+
+
+@lru_cache(maxsize=64)
+def _pairs(tags: Tags | None, others: tuple[tuple[str, str], ...] | None) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """The pairs of tags that are read as reasoning, the spec's own first; and their opening ones."""
+    if others is None:
+        others = KNOWN_TAGS if tags is None or tags.thinks else ()
+    pairs = [*([(tags.open, tags.close)] if tags else ()), *others]
+    return pairs, tuple(opening for opening, _ in pairs)
 
 
 def _truncate(conversation: Conversation, policy: Policy, tags: Tags | None, steps: list[Step]) -> Conversation:

@@ -18,7 +18,9 @@ from chatmask import backends
 from chatmask.conversation import normalise
 from chatmask.encoding import Encoder, Request
 from chatmask.errors import RejectedRow
+from chatmask.example import Example
 from chatmask.parsers.parser import Choice
+from chatmask.parsers.shapes import Filled
 from chatmask.policy import load_policy
 from chatmask.sampling import begin, encode
 from chatmask.templates import environment as sandbox
@@ -104,6 +106,21 @@ def test_rows_are_those_of_the_long_way(spec: str, options: list[str]) -> None:
     """Shapes and cuts give the ids, masks, spans and counts that laying out each sample by itself gives, for rejects too."""
     taken = check_rows(spec, options)
     assert ("Filled" if not options else "Cut" if options == ["split=per_turn"] else "Layout") in taken
+
+
+@pytest.mark.parametrize("spec", ["qwen3-instruct", "ling-3.0"])
+def test_rows_do_not_depend_on_their_batch(spec: str) -> None:
+    """Chats of one shape that are encoded together, some with control text among them, have the rows that each has alone."""
+    parser, policy = fast(spec), load_policy(None)
+    answers = ["It is 4.", "a <|im_end|> b", "yes", "<role>x", "four, so to say", "<|role_end|>", "It is\n5."] * 3
+    chats = [{"messages": [{"role": "user", "content": a[:9]}, {"role": "assistant", "content": a}]} for a in answers]
+    drafts = [begin(normalise(chat), policy, parser, "k") for chat in chats]
+    assert sum(isinstance(draft.layouts[0], Filled) for draft in drafts) > 10
+    together = encode(drafts)
+    parser.short_ways = False
+    for chat, (example,) in zip(chats, together, strict=True):
+        alone = parser.example(normalise(chat))
+        assert isinstance(example, Example) and example.same_row(alone)
 
 
 def test_a_shape_is_refused_where_a_template_looks_into_strings() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from ..canonical import first_difference
 from ..conversation import MAX_MESSAGES, Conversation, normalise
 from ..encoding import Encoded, Filling, Ids, Request, control_tokens
+from ..encoding import Filled as EncodedShape
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
@@ -41,6 +42,8 @@ from .shapes import Filled, Shapes
 from .shielding import Control, Fragments, Shield, find_quoted, joined_strings
 from .thinking import reasoning_of
 from .turns import Rendering, Stops, Turn, irregular, keeps_reasoning, locate
+
+Mask = np.ndarray[Any, np.dtype[np.uint8]]  # one flag a token
 
 
 @dataclass(frozen=True)
@@ -341,8 +344,10 @@ class Parser:
         ]
         made: list[Example | None] = [None] * len(filled)
         for own, found in zip(groups.values(), self.encoder.encode_filled(fillings), strict=True):
-            for i, ids, certain, tokens in zip(own, found.ids, found.certain, found.tokens, strict=True):
-                made[i] = _filled(filled[i], ids, tokens) if certain else None
+            shape = filled[own[0]].shape
+            masks = _masks(found, [k for k, (message, _, _) in enumerate(shape.spans) if message not in shape.reasons])
+            for i, ids, certain, tokens, mask in zip(own, found.ids, found.certain, found.tokens.tolist(), masks, strict=True):
+                made[i] = _filled(filled[i], ids, tokens, mask) if certain else None
         return made
 
     def _cut_laid_out(self, cut: Cut) -> Example | RejectedRow:
@@ -464,7 +469,9 @@ class Parser:
             shield = find_quoted(strings, self.encoder.pattern, self.markers, self.untouched)
             composable = self.fragments.in_any(strings)
         # shielded first: the tags that joining adds are meant for the template, those in content are not
-        shown = [dict(joined(shield.message(m) if shield else m, spec.thinking)) for m in prepared.messages]
+        shown = prepared.messages
+        if shield or spec.thinking.join is not None:
+            shown = [dict(joined(shield.message(m) if shield else m, spec.thinking)) for m in prepared.messages]
         tools = shield.value(prepared.tools) if shield else prepared.tools
         if shield and spec.special_in_content == "reject" and any(not kept for _, kept in shield.quoted):
             literal = next(text for text, kept in shield.quoted if not kept)
@@ -767,17 +774,32 @@ class Parser:
         return tuple(found)
 
 
-def _filled(filled: Filled, ids: Ids, tokens: Sequence[int]) -> Example | None:
+def _masks(found: EncodedShape, trained: Sequence[int]) -> list[Mask]:
+    """The loss mask of each text of a shape; no token's for those that are not certain.
+
+    Args:
+        found: the texts, encoded.
+        trained: which of the turns are trained.
+    """
+    sizes = np.array([len(ids) for ids in found.ids])
+    ends = np.cumsum(sizes)
+    borders = (found.tokens + (ends - sizes)[:, None])[np.array(found.certain)]
+    steps = np.zeros(int(ends[-1]) + 1, np.int8)
+    for k in trained:
+        np.add.at(steps, borders[:, 2 * k], 1)
+        np.add.at(steps, borders[:, 2 * k + 1], -1)
+    return np.split(np.cumsum(steps[:-1], dtype=np.int8).view(np.uint8), ends[:-1])
+
+
+def _filled(filled: Filled, ids: Ids, tokens: Sequence[int], mask: Mask) -> Example | None:
     """The example of a filled shape; None where no token is trained."""
     shape = filled.shape
-    mask, spans, trained = np.zeros(len(ids), np.uint8), [], 0
-    for k, (message, _, _) in enumerate(shape.spans):
-        start, end, reason = tokens[2 * k], tokens[2 * k + 1], shape.reasons.get(message, "")
-        spans.append(Span(message, start, end, not reason, reason))
-        if not reason:
-            mask[start:end] = 1
-            trained += end - start
-    if not trained:
+    turns = zip(shape.spans, tokens[::2], tokens[1::2], strict=True)
+    if shape.reasons:
+        spans = [Span(i, a, b, i not in shape.reasons, shape.reasons.get(i, "")) for (i, _, _), a, b in turns]
+    else:
+        spans = [Span(i, a, b, True, "") for (i, _, _), a, b in turns]
+    if not any(span.trained and span.end > span.start for span in spans):
         return None
     notes = {**filled.conversation.notes, **shape.notes}
     return Example(filled.text, ids, mask, tuple(spans), shape.rewritten, notes=notes)

@@ -298,17 +298,23 @@ class ChatTemplate:
         if len(index) != len(messages):
             raise ValueError("each message must be an object of its own: tracing tells them apart by identity")
 
+        opened: set[int] = set()  # scopes that a message has begun in; the others have nothing to end
+
         def mark(scope: int, assigned: bool, *values: Any) -> str:
             for value in values:
                 at = index.get(id(value))
                 if at is None and tagged and isinstance(value, dict) and "role" in value:
                     at = _owner_of(value)  # a message that the template rebuilt
                 if at is not None:
+                    opened.add(scope)
                     return _mark(scope, at, assigned)
-            return "" if assigned else _mark(scope, None, False)
+            return "" if assigned or scope not in opened else _mark(scope, None, False)
+
+        def end(scope: int) -> str:
+            return _mark(scope, None, False) if scope in opened else ""
 
         given = self._given(messages, tools, False, kwargs)
-        given.update({_MARK: mark, _END: _end, _JOIN: lambda *parts: _join(parts)})
+        given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
         self._tagging, self._json = tagged, {}
         pieces = self._pieces(given)
         self._tagging = False
@@ -409,10 +415,6 @@ class _Reporting(InlineLookups):
 @lru_cache(maxsize=1 << 16)
 def _mark(scope: int, message: int | None, assigned: bool) -> MarkedText:
     return MarkedText("", ((0, (scope, message, assigned)),))
-
-
-def _end(scope: int) -> str:
-    return _mark(scope, None, False)
 
 
 @lru_cache(maxsize=256)
