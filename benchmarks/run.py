@@ -56,7 +56,7 @@ class Size:
     traj: int = 5
     chat: int = 1_000
     per_turn: int = 1
-    large: int = 4
+    large: int = 8
     curve: tuple[int, ...] = (10, 25, 50, 100, 200)
     curve_turns: int = 200
     curve_repetitions: int = 3

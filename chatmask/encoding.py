@@ -488,7 +488,7 @@ class Encoder:
 
     def differs_from_whole(self, text: str, ids: Ids) -> str:
         """'' when the tokenizer gives the whole text these ids, else the first difference (the check on a sample of a build)."""
-        whole = self.tokenizer.whole.encode(text, add_special_tokens=False).ids
+        whole = self.tokenizer.whole.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if whole == ids.tolist():
             return ""
         at = first_unequal(whole, ids.tolist())

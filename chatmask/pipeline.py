@@ -48,6 +48,7 @@ SHOWN_REJECTS = 10
 ORACLE_FIRST, ORACLE_EVERY, ORACLE_WHOLE, ORACLE_TURNS = 16, 64, 4, 3
 REFERENCE_EVERY = 500  # lines of which one has its text and ids compared with those that the plain ways to them give
 BATCH_CHARACTERS, BATCH_RECORDS = 4 << 20, 1024  # of what is encoded in one go
+GROUP_BYTES, GROUP_RECORDS = 1 << 20, 64  # of what goes through the steps before that together
 COLLECT_EVERY = 200_000  # objects made; a batch of records holds several times as many
 FAST_FROM = 3 << 20  # bytes of input from which loading the fast tokenizer pays
 RUN = "run.json"  # in the staging folder: what the build in progress is a build of
@@ -384,16 +385,11 @@ def rows_of(parser: Parser, chunk: Chunk, options: Options, clock: Clock) -> Ite
     """
     waiting: list[tuple[Record, Draft | RejectedRow | None]] = []
     characters = 0
-    for record in read(chunk, options.max_line_bytes):
+    for group in _groups(read(chunk, options.max_line_bytes)):
         clock.lap("read")
-        draft: Draft | RejectedRow | None = None
-        if not record.blank:
-            try:
-                draft = begin_record(record, parser, options, clock)
-                characters += draft.characters
-            except RejectedRow as error:
-                draft = error
-        waiting.append((record, draft))
+        drafts = _begun(group, parser, options, clock)
+        characters += sum(draft.characters for draft in drafts if isinstance(draft, Draft))
+        waiting += zip(group, drafts, strict=True)
         clock.lap("render")
         if characters >= BATCH_CHARACTERS or len(waiting) >= BATCH_RECORDS:
             yield from _completed(waiting, parser, clock)
@@ -401,13 +397,41 @@ def rows_of(parser: Parser, chunk: Chunk, options: Options, clock: Clock) -> Ite
     yield from _completed(waiting, parser, clock)
 
 
-def begin_record(record: Record, parser: Parser, options: Options, clock: Clock) -> Draft:
-    """One record up to its tokens. Raises RejectedRow."""
-    data = parse(record, options.max_depth)
+def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records by a few at a time, so that each step has several to do."""
+    group: list[Record] = []
+    size = 0
+    for record in records:
+        group.append(record)
+        size += len(record.raw)
+        if size >= GROUP_BYTES or len(group) >= GROUP_RECORDS:
+            yield group
+            group, size = [], 0
+    yield group
+
+
+def _begun(group: Sequence[Record], parser: Parser, options: Options, clock: Clock) -> list[Draft | RejectedRow | None]:
+    """Records up to their tokens; None for a blank one."""
+
+    def each(given: Iterable[Any], step: Callable[[Record, Any], Any]) -> list[Any]:
+        found = []
+        for record, value in zip(group, given, strict=True):
+            if value is not None and type(value) is not RejectedRow:
+                try:
+                    value = step(record, value)
+                except RejectedRow as error:
+                    value = error
+            found.append(value)
+        return found
+
+    parsed = each([None if record.blank else record for record in group], lambda record, _: parse(record, options.max_depth))
     clock.lap("parse")
-    conversation = parser.read(data, options.max_messages)
+    conversations = each(parsed, lambda _, data: parser.read(data, options.max_messages))
     clock.lap("normalise")
-    return begin(conversation, options.policy, parser, f"{record.path}:{record.line}", _checks(record, options))
+    return each(
+        conversations,
+        lambda record, one: begin(one, options.policy, parser, f"{record.path}:{record.line}", _checks(record, options)),
+    )
 
 
 def _completed(
@@ -415,20 +439,20 @@ def _completed(
 ) -> Iterator[tuple[Record, Made | RejectedRow | None]]:
     before = parser.encoder.seconds
     examples = iter(encode([draft for _, draft in waiting if isinstance(draft, Draft)]))
+    made: list[Made | RejectedRow | None] = []
+    for _, draft in waiting:
+        if not isinstance(draft, Draft):
+            made.append(draft)
+            continue
+        try:
+            made.append(complete(draft, next(examples)))
+        except RejectedRow as error:
+            made.append(error)
     clock.lap("mask")
     clock.move(parser.encoder.seconds - before, "mask", "encode")
-    for record, draft in waiting:
-        made: Made | RejectedRow | None = None
-        if isinstance(draft, Draft):
-            try:
-                made = complete(draft, next(examples))
-            except RejectedRow as error:
-                made = error
-            clock.lap("mask")
-        else:
-            made = draft
-        yield record, made
-        clock.lap("write")
+    for (record, _), one in zip(waiting, made, strict=True):
+        yield record, one
+    clock.lap("write")
 
 
 def _checks(record: Record, options: Options) -> Checks:

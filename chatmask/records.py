@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 import orjson
 
@@ -49,8 +49,7 @@ _FOREIGN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line (or one document) as it stands in a file, or one row of a table as JSON.
 
     Attributes:
@@ -70,7 +69,7 @@ class Record:
     @property
     def blank(self) -> bool:
         """Whether the line holds nothing but white space."""
-        return not self.oversize and not self.raw.strip()
+        return not self.oversize and (not self.raw or self.raw.isspace())
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +458,7 @@ _waiting: dict[str, tuple[_Identity, int, io.BufferedReader, BinaryIO]] = {}
 @contextmanager
 def _positioned(chunk: Chunk) -> Iterator[BinaryIO | io.BufferedReader]:
     """A stream that stands at the beginning of the chunk."""
-    file: BinaryIO = open(chunk.path, "rb")  # noqa: SIM115 - a waiting decompressor outlives this function
+    file: BinaryIO = open(chunk.path, "rb", buffering=_BLOCK)  # noqa: SIM115 - a waiting decompressor outlives this function
     decompressor: io.BufferedReader | None = None
     keep = False
     try:

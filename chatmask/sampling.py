@@ -220,6 +220,9 @@ def encode(drafts: Sequence[Draft]) -> list[list[Example | RejectedRow]]:
 def complete(draft: Draft, examples: Sequence[Example | RejectedRow]) -> Made:
     """The second half of `make`: lengths, and what is dropped. Raises RejectedRow as there."""
     policy, parser, dropped = draft.policy, draft.parser, draft.dropped
+    usual = len(examples) == 1 and policy.plain and policy.max_length is None and not draft.samples[0].notes
+    if usual and type(one := examples[0]) is Example:
+        return Made(((draft.samples[0], one),), dropped, draft.steps)
 
     def noted(sample: Sample, made: Example | RejectedRow) -> Example:
         if isinstance(made, Example):

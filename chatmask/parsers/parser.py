@@ -373,13 +373,13 @@ class Parser:
         sample, ids, emissions = layout.sample, encoded.ids, layout.emissions
         spec, rendering = sample.prepared.spec, sample.rendering
         shift = int(sample.prepared.added_system)
-        if layout.checks.reference and self.encoder.fast is not None and (different := self.encoder.agrees(request, ids)):
-            raise Unsound("fast_tokenizer", different)
-        if (
-            layout.checks.reference
-            and not rendering.quoted
-            and (different := self.encoder.differs_from_whole(rendering.text, ids))
-        ):
+        different = ""
+        if layout.checks.reference and (rendering.quoted or (different := self.encoder.differs_from_whole(rendering.text, ids))):
+            # which of the two ways is to blame
+            blamed = self.encoder.agrees(request, ids) if self.encoder.fast is not None else ""
+            if blamed:
+                raise Unsound("fast_tokenizer", blamed)
+        if different:
             raise TokenizerError(
                 f"{self.loaded.name}: text cut at control tokens has other ids than the whole text ({different}), which the check at load "
                 "did not show; please report this tokenizer"
