@@ -29,11 +29,11 @@ from .example import Example, Row
 from .ledger import Ledger
 from .loading import check_files
 from .manifest import MANIFEST, commit, finished_shard, read_manifest, read_receipt, receipt_path, write_receipt
-from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Parser, load_parser
+from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Parser
 from .parsers.prefixes import Unsound
 from .policy import DEFAULT, WORDS, Policy, PolicyLike, load_policy
 from .records import MAX_DEPTH, MAX_LINE_BYTES, Chunk, InputFile, Record, parse, plan, read, size_of
-from .sampling import Draft, Entry, Made, Place, begin, complete, encode, entries_of, left_out, refuse_unknown
+from .sampling import Draft, Entry, Made, Place, begin, complete, encode, entries_of, left_out, parser_for, refuse_unknown
 from .shards import ShardInfo, ShardWriter, shard_name
 from .shuffling import deal, part_name
 from .storage import Storage, staging
@@ -169,14 +169,14 @@ def build(
     if workers < 1:
         raise InputError(f"workers is {workers}; at least 1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # its parallel code path is the faster one with a single thread, too
-    parser = load_parser(spec, tokenizer, demo, overrides)
+    chosen = load_policy(policy, policy_overrides)
+    parser = parser_for(chosen, spec, tokenizer, demo, overrides)
     directory = Path(out) if out is not None else default_directory(paths[0], parser.spec.name)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory}: is a file; give a directory with --out")
     files, chunks = plan(paths, _chunk_bytes(paths))
     if not chunks:
         raise InputError(f"{', '.join(map(str, paths))}: no lines")
-    chosen = load_policy(policy, policy_overrides)
     refuse_unknown(chosen, parser.spec)
     why_not = _choose_backend(parser, backend, sum(chunk.bytes for chunk in chunks))
     options = Options(parity, keep_rejected, max_line_bytes, max_depth, max_messages, chosen)

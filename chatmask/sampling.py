@@ -15,7 +15,7 @@ from typing import Any
 
 from .conversation import Conversation
 from .encoding import Request
-from .errors import InputError, OptionError, RejectedRow, RejectReason, TemplateError
+from .errors import InputError, OptionError, RejectedRow, RejectReason, SpecError, TemplateError
 from .example import Example, Span, by_turn
 from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
 from .parsers.parser import Sample as Rendered
@@ -23,8 +23,9 @@ from .parsers.prefixes import Cut, Unsound, cuts_of, run_of
 from .parsers.shapes import Filled
 from .policy import Policy, PolicyLike, load_policy
 from .records import parse, plan, read
-from .templates.registry import SpecLike
+from .templates.registry import SpecLike, load_spec
 from .templates.spec import TemplateSpec
+from .templates.strict_yaml import override_pairs
 from .trajectories import (
     OF_THE_DATA,
     Diversity,
@@ -57,6 +58,25 @@ class Made:
     rows: tuple[tuple[Sample, Example], ...]
     dropped: Counter[str] = field(default_factory=Counter)
     steps: tuple[Step, ...] = ()
+
+
+def parser_for(
+    policy: Policy, spec: SpecLike, tokenizer: Any, demo: bool, overrides: Mapping[str, str] | Sequence[str]
+) -> Parser:
+    """The parser for a spec under a policy: arguments that the policy makes JSON text stay text (`tool_arguments: json`), unless the
+    overrides say otherwise or the template takes dictionaries only.
+
+    Raises:
+        SpecError, TokenizerError: as `load_parser`.
+    """
+    parser = load_parser(spec, tokenizer, demo, overrides)
+    given = override_pairs(overrides, "--set", "--set thinking.strip=true")
+    if policy.dict_arguments == "given" or "tool_arguments" in given or parser.spec.tool_arguments == "json":
+        return parser
+    try:
+        return Parser(load_spec(parser.spec, {"tool_arguments": "json"}), parser.loaded)
+    except SpecError:
+        return parser
 
 
 def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
@@ -356,7 +376,8 @@ def explain(
         InputError: the file has no such line.
         SpecError, TokenizerError: as `build`.
     """
-    parser, chosen = load_parser(spec, tokenizer, demo, overrides), load_policy(policy, policy_overrides)
+    chosen = load_policy(policy, policy_overrides)
+    parser = parser_for(chosen, spec, tokenizer, demo, overrides)
     _, chunks = plan([path])
     record = next((record for chunk in chunks for record in read(chunk) if record.line == line), None)
     if record is None:

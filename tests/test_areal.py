@@ -151,3 +151,21 @@ def test_real_trajectories_have_areals_ids_and_masks(parser: Parser, mode: str) 
         seen["equal" if ours == theirs else "different"] += 1
     assert seen["equal"]
     assert set(seen) <= {"equal", "inline_thinking_unclear", "content_steers_template"}, seen
+
+
+def test_the_policy_brings_text_arguments_along(tmp_path: Path) -> None:
+    """With Qwen3 the policies need no `--set`: dictionaries become text and stay it; Ling-3.0's template takes dictionaries only."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go on."}, _answer(random.Random(0), calls=True)]
+    messages[1] |= {"content": "I look.", "tool_calls": [{"type": "function", "function": {"name": "run", "arguments": {"x": "ü"}}}]}
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text(json.dumps({"messages": [*messages, {"role": "tool", "content": "ok"}], "tools": TOOLS}) + "\n")
+
+    def written(spec: str, *overrides: str) -> str:
+        build = {"demo": True, "policy": "areal-trajectory", "overrides": overrides, "force": True}
+        chatmask.build(raw, spec, tmp_path / "out", **build)
+        (row,) = chatmask.load(tmp_path / "out", allow_demo=True)
+        return str(load_parser(spec, demo=True).loaded.decode(list(row["input_ids"])))
+
+    assert '"x": "\\u00fc"' in written("qwen3-preserved") == written("qwen3-preserved", "tool_arguments=json")
+    assert '"x": "ü"' in written("qwen3-preserved", "tool_arguments=dict")
+    assert "<arg_value>ü</arg_value>" in written("ling-3.0-thinking")
