@@ -191,10 +191,16 @@ class Bench:
 
     def write(self, name: str, records: Sequence[corpus.Record], parts: int = 1) -> list[Path]:
         """JSONL files with every `parts`-th record each, of about one size."""
-        by_size = sorted(records, key=lambda record: len(json.dumps(record)), reverse=True)
         lots: list[list[corpus.Record]] = [[] for _ in range(parts)]
-        for record in by_size if parts > 1 else records:
-            min(lots, key=lambda lot: sum(len(json.dumps(one)) for one in lot)).append(record)
+        if parts == 1:
+            lots[0] = list(records)
+        else:
+            sizes = [len(json.dumps(record)) for record in records]
+            filled = [0] * parts
+            for i in sorted(range(len(records)), key=lambda i: -sizes[i]):
+                least = filled.index(min(filled))
+                lots[least].append(records[i])
+                filled[least] += sizes[i]
         paths = [self.settings.work / f"{name}-{part}-of-{parts}.jsonl" for part in range(parts)]
         for path, lot in zip(paths, lots, strict=True):
             corpus.write(path, lot)

@@ -58,8 +58,8 @@ class Ledger:
         self.samples += 1
         self.tokens += len(example.ids)
         assistant = {turn.message for turn in example.turns}  # under `train_on: all_text` other messages have spans, too
+        self.supervised_tokens += sum([end - start for _, start, end, trained, _ in example.spans if trained])
         for turn in by_turn(example.spans):
-            self.supervised_tokens += sum([span.end - span.start for span in turn if span.trained])
             if assistant and turn[0].message not in assistant:
                 continue
             trained = turn[0].trained or len(turn) > 1  # several: trained and not by turns

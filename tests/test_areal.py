@@ -156,7 +156,10 @@ def test_real_trajectories_have_areals_ids_and_masks(parser: Parser, mode: str) 
 def test_the_policy_brings_text_arguments_along(tmp_path: Path) -> None:
     """With Qwen3 the policies need no `--set`: dictionaries become text and stay it; Ling-3.0's template takes dictionaries only."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Go on."}, _answer(random.Random(0), calls=True)]
-    messages[1] |= {"content": "I look.", "tool_calls": [{"type": "function", "function": {"name": "run", "arguments": {"x": "ü"}}}]}
+    messages[1] |= {
+        "content": "I look.",
+        "tool_calls": [{"type": "function", "function": {"name": "run", "arguments": {"x": "ü"}}}],
+    }
     raw = tmp_path / "raw.jsonl"
     raw.write_text(json.dumps({"messages": [*messages, {"role": "tool", "content": "ok"}], "tools": TOOLS}) + "\n")
 

@@ -56,6 +56,7 @@ class Cut:
         message: the turn's message, as the template gets it where it is the last.
         context: the turn stands behind one that history has rewritten.
         asked: compare the turn's prompt with what the server would have sent.
+        text: the whole sample's text, as the template renders it.
     """
 
     base: Layout
@@ -69,16 +70,12 @@ class Cut:
     message: dict[str, Any]
     context: bool
     asked: bool = False
+    text: str = ""
 
     @property
     def characters(self) -> int:
         """Length of the sample's text."""
         return self.head + len(self.tail)
-
-    @property
-    def text(self) -> str:
-        """The sample's text."""
-        return self.base.sample.rendering.text[: self.head] + self.tail
 
     @property
     def request(self) -> Request:
@@ -127,7 +124,7 @@ def cuts_of(
     before = {turn.message: (n, turn) for n, turn in enumerate(base.sample.turns)}
     last = {turn.message: (turn, emission) for turn, emission in zip(whole.sample.turns, whole.emissions, strict=True)}
     messages, rendering = base.sample.prepared.messages, whole.sample.rendering
-    cuts: list[Cut | None] = []
+    cuts: list[Cut] = []
     chosen = (
         set(np.linspace(0, len(conversations) - 1, min(asked, len(conversations))).round().astype(int).tolist())
         if asked
@@ -157,9 +154,10 @@ def cuts_of(
         cut = Cut(
             base, conversation, place, head.header, tail, (), lead, Emission(target, start, stop), message, context, n in chosen
         )
-        settled = _settled(parser, cut, whole, moved)
-        cuts.append(settled and replace(settled, controls=tuple(parser.encoder.cut(settled.tail))))
-    return cuts
+        cuts.append(cut)
+    with parser.template.remembering():
+        settled = [_settled(parser, cut, whole, moved) for cut in cuts]
+    return [cut and replace(cut, controls=tuple(parser.encoder.cut(cut.tail))) for cut in settled]
 
 
 def _at_control(layout: Layout, position: int) -> bool:
@@ -174,18 +172,18 @@ def _settled(parser: Parser, cut: Cut, whole: Layout, moved: bool) -> Cut | None
         text = parser.template.render(shown, sample.tools, **sample.prepared.spec.kwargs)
     except TemplateError:
         return None
-    if text == cut.text:
-        return cut
-    head, start = sample.rendering.text[: cut.head], cut.emission.start
-    tail = text[cut.head :]
+    shared = sample.rendering.text.startswith(text[: cut.head])
+    if shared and len(text) == cut.characters and text.endswith(cut.tail):
+        return replace(cut, text=text)
+    start, tail = cut.emission.start, text[cut.head :]
     body = cut.tail[start:]
-    if moved or not text.startswith(head) or not tail.startswith(cut.tail[:start]) or not tail.endswith(body):
+    if moved or not shared or not tail.startswith(cut.tail[:start]) or not tail.endswith(body):
         return None
     if len(tail) < start + len(body):
         return None
     # what the template adds in front of the last turn's text is its own emission; where it ends is counted from behind
     stop = len(tail) - (len(cut.tail) - cut.emission.end)
-    return replace(cut, tail=tail, emission=Emission(target, start, stop))
+    return replace(cut, tail=tail, emission=Emission(target, start, stop), text=text)
 
 
 def cut_examples(

@@ -17,7 +17,8 @@ and the next one's is the template's own (a *gap*), in which a header cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -232,12 +233,13 @@ class ChatTemplate:
         self.variables = dict(variables or {})
         self.tagged = self._tagging = False
         self._json: dict[int, str] = {}
+        self._remembered: dict[Any, tuple[Any, str]] | None = None
         self.env = environment(date)
         self.env.concat = staticmethod(_join)  # type: ignore[method-assign]
         plain_json, plain_join = self.env.filters["tojson"], self.env.filters["join"]
 
         def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
-            text: str = plain_json(value, *args, **kwargs)
+            text = self._json_text(plain_json, value, args, kwargs)
             self._json[id(value)] = text
             owner = _owner_of(value) if self._tagging else None
             return text if owner is None else _tag(text, owner)
@@ -265,6 +267,23 @@ class ChatTemplate:
         ) as error:  # the latter: nested beyond Python's limits
             line = getattr(error, "lineno", None)
             raise TemplateError(f"chat template{f', line {line}' if line else ''}: {error}") from None
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Within it, what is written as JSON again is not encoded again; for renderings of the same objects, which must not change."""
+        self._remembered = {}
+        try:
+            yield
+        finally:
+            self._remembered = None
+
+    def _json_text(self, encode: Callable[..., str], value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if self._remembered is None or type(value) not in (dict, list):
+            return encode(value, *args, **kwargs)
+        key = (id(value), repr(args), repr(kwargs))
+        if key not in self._remembered:
+            self._remembered[key] = value, encode(value, *args, **kwargs)  # holds the value, so that its id is not another's
+        return self._remembered[key][1]
 
     def render(
         self,

@@ -77,7 +77,7 @@ MUTANTS = (
         "if False:",
     ),
     Mutant("functions are not watched", _OPAQUE, "and _hold([args, kwargs]):", "and False:"),
-    Mutant("cuts are believed", _PREFIXES, "if text == cut.text:", "if True:"),
+    Mutant("cuts are believed", _PREFIXES, "if shared and len(text) == cut.characters and text.endswith(cut.tail):", "if True:"),
     Mutant(
         "a cut's turn trained one token early",
         _PREFIXES,
