@@ -588,13 +588,12 @@ def _sharing(parser: Parser) -> Shared:
         place = (id(conversation), end)
         if place not in known:
             if id(conversation) not in held:
-                whole = parser.sample(conversation)
-                held[id(conversation)] = conversation, whole if _readable(parser, whole) else None
-            if (base := held[id(conversation)][1]) is not None and (
-                found := _between_prompt_and_end(parser, base, end)
-            ) is not None:
+                held[id(conversation)] = conversation, _readable(parser, conversation)
+            whole = held[id(conversation)][1]
+            found = None if whole is None else _between_prompt_and_end(parser, whole, end)
+            if found is not None:
                 known[place] = found, found
-                return known[place]
+                return found, found
             sample = parser.sample(conversation.first(end + 1))
             turn = sample.turns[-1]
             text = sample.rendering.text[: turn.end]
@@ -609,12 +608,18 @@ def _sharing(parser: Parser) -> Shared:
     return shared
 
 
-def _readable(parser: Parser, whole: Rendered) -> bool:
-    """May the turns of a conversation's beginnings be read off their texts: no control text in content, and ends are tokens."""
+def _readable(parser: Parser, conversation: Conversation) -> Rendered | None:
+    """The conversation, rendered, if turns of its beginnings may be read off their texts: no control text in content, ends that are
+    tokens; else None."""
+    if not parser.short_ways:
+        return None
+    try:
+        whole = parser.sample(conversation)
+    except RejectedRow:
+        return None  # for what stands behind the last trained turn, perhaps
     assistant = whole.prepared.spec.assistant
-    return (
-        parser.short_ways
-        and whole.shield is None
+    readable = (
+        whole.shield is None
         and not whole.rendering.quoted
         and not parser.template.tagged
         and parser.spec.thinking.mode != "auto"
@@ -624,6 +629,7 @@ def _readable(parser: Parser, whole: Rendered) -> bool:
         and assistant.final_stop == "none"
         and all(end in parser.control for end in assistant.ends)
     )
+    return whole if readable else None
 
 
 def _between_prompt_and_end(parser: Parser, whole: Rendered, end: int) -> str | None:
