@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -545,22 +545,23 @@ def _run(
     run: str,
     options: Options,
     workers: int,
-    work: Callable[[Chunk], Any],
+    work: Callable[..., Any],
 ) -> Iterator[Any]:
-    global _worker
+    """What `work` gives for each chunk, in order. The process that builds is one of the workers, so that nobody waits for the others
+    to load their tokenizers."""
+    own: _Setup = (parser, storage, directory, count, run, options)
     if workers <= 1:
         for chunk in chunks:
-            _worker = (parser, storage, directory, count, run, options)
-            yield work(chunk)
+            yield work(chunk, own)
         return
     # spawn, not fork: the tokenizers library has threads of its own, which a fork would leave behind half-way
     tokenizer = Tokenizer(**{**_fields(parser.loaded), "source": None})
     setup = (parser.spec, tokenizer, storage, directory, count, run, options, parser.encoder.fast is not None)
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, context, _start_worker, setup) as pool:
+    with ProcessPoolExecutor(workers - 1, context, _start_worker, setup) as pool:
         try:
-            yield from pool.map(work, chunks)
+            yield from _shared_out(pool, workers - 1, chunks, work, own)
         except BaseException:
             # what they were at is in the staging folder and not vouched for by a receipt; nobody need wait for it
             for child in set(multiprocessing.active_children()) - others:
@@ -569,11 +570,50 @@ def _run(
             raise
 
 
+def _shared_out(
+    pool: ProcessPoolExecutor, helpers: int, chunks: Sequence[Chunk], work: Callable[..., Any], own: _Setup
+) -> Iterator[Any]:
+    """As `_run`. Each helper has one chunk in hand from the start and one waiting once it works; the others are done here meanwhile."""
+    left = deque(enumerate(chunks))
+    given: dict[Future[Any], int] = {}
+    done: dict[int, Any] = {}
+    shown = 0
+
+    def give(most: int) -> None:
+        while left and len(given) < most:
+            place, chunk = left.popleft()
+            given[pool.submit(work, chunk)] = place
+
+    give(helpers)
+    working = 0  # helpers that have finished something, so that more may wait for them
+    while shown < len(chunks):
+        if left:
+            place, chunk = left.popleft()
+            try:
+                done[place] = work(chunk, own)
+            except Exception as error:
+                done[place] = error
+        else:
+            wait(given, return_when=FIRST_COMPLETED)
+        for future in [future for future in given if future.done()]:
+            done[given.pop(future)] = future.exception() or future.result()
+            working = min(helpers, working + 1)
+        if any(isinstance(one, BaseException) for one in done.values()):
+            left.clear()  # what stands behind is not asked for; what stands before may be refused for another reason, which goes first
+        give(helpers + working)
+        while shown in done:
+            if isinstance(done[shown], BaseException):
+                raise done[shown]
+            yield done.pop(shown)
+            shown += 1
+
+
 def _fields(tokenizer: Tokenizer) -> dict[str, Any]:
     return {name: getattr(tokenizer, name) for name in tokenizer.__dataclass_fields__}
 
 
-_worker: tuple[Any, ...] = ()
+_Setup = tuple[Parser, Storage, Path, int, str, Options]
+_worker: _Setup | None = None  # of a process that a build has started
 
 
 def _start_worker(
@@ -602,13 +642,17 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _survey(chunk: Chunk) -> list[Entry]:
-    parser, _, _, _, _, options = _worker
+def _survey(chunk: Chunk, own: _Setup | None = None) -> list[Entry]:
+    setup = own or _worker
+    assert setup is not None
+    parser, _, _, _, _, options = setup
     return survey(parser, chunk, options)
 
 
-def _work(chunk: Chunk) -> dict[str, float]:
-    parser, storage, directory, count, run, options = _worker
+def _work(chunk: Chunk, own: _Setup | None = None) -> dict[str, float]:
+    setup = own or _worker
+    assert setup is not None
+    parser, storage, directory, count, run, options = setup
     return build_shard(parser, storage, directory, chunk, count, run, options)
 
 

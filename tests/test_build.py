@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -331,3 +333,26 @@ class TestDataset:
         )
         assert "somewhere" not in text
         assert not {"seconds", "time", "host", "workers"} & set(json.loads(text))
+
+
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_chunks_come_back_in_order_whoever_works_on_them(helpers: int) -> None:
+    """What the process itself and its helpers give comes in the order of the input, and of two failures the first one in it."""
+    chunks: Any = list(range(20))
+
+    def work(chunk: int, own: object = None) -> int:
+        time.sleep(0.002 * (chunk * 7 % 5))
+        if chunk >= failing:
+            raise ValueError(chunk)
+        return chunk
+
+    failing = 99
+    with ThreadPoolExecutor(helpers) as pool:
+        given = pipeline._shared_out(cast(Any, pool), helpers, chunks, work, cast(Any, None))
+        assert list(given) == chunks
+        failing = 6
+        seen = []
+        with pytest.raises(ValueError, match="6"):
+            for one in pipeline._shared_out(cast(Any, pool), helpers, chunks, work, cast(Any, None)):
+                seen.append(one)
+        assert seen == chunks[:6]
