@@ -486,8 +486,17 @@ class Encoder:
         """How many control ids stand in `ids` beyond those written on purpose (promise 3: always none)."""
         return int(np.isin(ids, self.control_ids).sum()) - len(controls)
 
-    def differs_from_whole(self, text: str, ids: Ids) -> str:
-        """'' when the tokenizer gives the whole text these ids, else the first difference (the check on a sample of a build)."""
+    def differs_from_whole(self, request: Request, ids: Ids, most: int) -> str:
+        """'' when the tokenizer gives the text as a whole these ids, else the first difference (the check on a sample of a build).
+
+        Args:
+            request, ids: a text that quotes no control token, and its ids.
+            most: characters after which the comparison ends, at the next control token; what stands behind one changes no id before it.
+        """
+        text, end = request.text, bisect.bisect_left(request.controls, (most,))
+        places = np.flatnonzero(self._is_control[ids])
+        if not self.whole_only and end < len(request.controls) == len(places):
+            text, ids = text[: request.controls[end][0]], ids[: places[end]]
         whole = self.tokenizer.whole.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if whole == ids.tolist():
             return ""

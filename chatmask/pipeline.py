@@ -46,7 +46,10 @@ MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shard
 SHOWN_REJECTS = 10
 # `parity: sample` compares prompts on lines 1 to 16 of each file and every 64th: at 12 turns on the first 4, at 3 on the others
 ORACLE_FIRST, ORACLE_EVERY, ORACLE_WHOLE, ORACLE_TURNS = 16, 64, 4, 3
-REFERENCE_EVERY = 500  # lines of which one has its text and ids compared with those that the plain ways to them give
+REFERENCE_EVERY = (
+    500  # lines of which one has its text, and the ids of its beginning, compared with what the plain ways to them give
+)
+REFERENCE_CHARACTERS = 1 << 15  # of that beginning: the plain way takes a hundred times as long, and a record may be very long
 BATCH_CHARACTERS, BATCH_RECORDS = 4 << 20, 1024  # of what is encoded in one go
 GROUP_BYTES, GROUP_RECORDS = 1 << 20, 64  # of what goes through the steps before that together
 COLLECT_EVERY = 200_000  # objects made; a batch of records holds several times as many
@@ -463,7 +466,7 @@ def _checks(record: Record, options: Options) -> Checks:
     turns = 0
     if options.parity == "sample" and (line <= ORACLE_FIRST or line % ORACLE_EVERY == 0):
         turns = ORACLE_TURNS if line > ORACLE_WHOLE else 4 * ORACLE_TURNS
-    reference = line % REFERENCE_EVERY == 1
+    reference = REFERENCE_CHARACTERS if line % REFERENCE_EVERY == 1 else 0
     return Checks(turns, reference) if turns or reference else NO_CHECKS
 
 

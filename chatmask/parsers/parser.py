@@ -46,6 +46,11 @@ from .turns import Rendering, Stops, Turn, irregular, keeps_reasoning, locate
 Mask = np.ndarray[Any, np.dtype[np.uint8]]  # one flag a token
 
 
+ASKED_CHARACTERS = (
+    1 << 18
+)  # of prompts that a sampled row has compared besides its first and last: a long one is not all compared
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which part of a trained turn is a target, where a policy chooses otherwise than docs/rules.md.
@@ -67,14 +72,15 @@ class Checks:
 
     Attributes:
         turns: at how many turns the training prefix is compared with what the server would have sent.
-        reference: compare the rendering with the untraced one, and the ids with those of the whole text by the `tokenizers` library.
+        reference: of how many characters the ids are compared with those that the `tokenizers` library gives the text as a whole; where
+            it is not 0, the rendering is compared with the untraced one, too.
     """
 
     turns: int = 0
-    reference: bool = False
+    reference: int = 0
 
 
-NO_CHECKS, ALL_CHECKS = Checks(), Checks(sys.maxsize, True)
+NO_CHECKS, ALL_CHECKS = Checks(), Checks(sys.maxsize, sys.maxsize)
 
 
 @dataclass
@@ -274,7 +280,9 @@ class Parser:
         # where roles come in another order than question and answer, or the template goes its own ways, `rewriting` may be wrong: ask
         unsure = not spec.specforge and (irregular(sample.prepared.messages) or (not spec.prefix_stable and not self.predicts))
         every = unsure or (spec.rewritten.context != "train" and not (spec.prefix_stable or spec.specforge))
-        asked = _some(sample.turns, checks.turns)
+        asked = _some(sample.turns, checks.turns) if checks.turns else []
+        if checks.turns < len(sample.turns):
+            asked = _affordable(asked)
         compared = sample.turns if every else asked
         breaks = self.served_text_breaks(sample, compared)
         if not spec.specforge:
@@ -373,10 +381,12 @@ class Parser:
         sample, ids, emissions = layout.sample, encoded.ids, layout.emissions
         spec, rendering = sample.prepared.spec, sample.rendering
         shift = int(sample.prepared.added_system)
-        different = ""
-        if layout.checks.reference and (rendering.quoted or (different := self.encoder.differs_from_whole(rendering.text, ids))):
+        different, most = "", layout.checks.reference
+        if most and not rendering.quoted:
+            different = self.encoder.differs_from_whole(request, ids, most)
+        if self.encoder.fast is not None and (different or (most and rendering.quoted)):
             # which of the two ways is to blame
-            blamed = self.encoder.agrees(request, ids) if self.encoder.fast is not None else ""
+            blamed = self.encoder.agrees(request, ids)
             if blamed:
                 raise Unsound("fast_tokenizer", blamed)
         if different:
@@ -812,6 +822,17 @@ def _some(turns: Sequence[Turn], count: int) -> list[Turn]:
     if count < 2:
         return list(turns[len(turns) - count :])
     return [turns[round(k * (len(turns) - 1) / (count - 1))] for k in range(count)]
+
+
+def _affordable(turns: Sequence[Turn]) -> list[Turn]:
+    """Of the turns to be compared, the last and the first, and the others as long as their prompts are not too long together."""
+    inner, left = [], ASKED_CHARACTERS
+    for turn in turns[1:-1]:
+        left -= turn.start
+        if left < 0:
+            break
+        inner.append(turn)
+    return [*turns[:1], *inner, *turns[1:][-1:]]
 
 
 def _with_own_blanks(rendering: Rendering, turn: Turn, message: Mapping[str, Any]) -> Turn:
