@@ -365,8 +365,9 @@ class Chatmask(Peer):
     def to_arrow(self, inputs: list[Path], out: Path, job: Mapping[str, Any]) -> int:
         """Build; `workers`, `parity`, `spec`, `overrides` and `per_turn` come with the job.
 
-        `short` names files of one row, one a worker, that are built first: each is a part of its own, and when `progress` tells
-        that they are done, loading and compiling are over and what is measured begins. It ends with the finished dataset.
+        `short` names files of one row that are built first: each is a part of its own, and when `progress` tells that they are done,
+        loading and compiling are over and what is measured begins; with several workers the others load meanwhile. It ends with the
+        finished dataset.
         """
         import chatmask
 

@@ -213,7 +213,7 @@ class Bench:
         given = list(records[:1]) if row.slow else list(records)
         inputs = self.write(name, given, row.workers)
         if row.peer.startswith("chatmask"):
-            job["short"] = [str(self.write(f"{name}-short-{k}", [_SHORT])[0]) for k in range(row.workers)]
+            job["short"] = [str(self.write(f"{name}-short", [_SHORT])[0])]
         done = self._ask(contender, job, inputs)
         if row.workers > 1:
             done["cpu"] = None  # that of other processes is known at their end only, start-up included
@@ -437,7 +437,7 @@ def report(bench: Bench, sections: Mapping[str, Any], agreed: Sequence[str]) -> 
         f"Written by `{'make bench FULL=1' if size is FULL else 'make bench'}` (`benchmarks/run.py`); do not edit. Each speed is divided by that of the bare `tokenizers` library "
         "(one thread, `TOKENIZERS_PARALLELISM=false`, texts already rendered) in the same repetition: median [least-most] of "
         f"{size.repetitions} repetitions, contenders in rotated order, every repetition on conversations of its own. Loading and start-up are "
-        "left out: a contender's process has loaded before it is timed, and a build is timed from when one short row a process is done to "
+        "left out: a contender's process has loaded before it is timed, and a build is timed from when one short row is done (with two processes the second has yet to load) to "
         "the finished dataset. "
         "`build` compares trained prefixes with served prompts on lines 1 to 16 and on every 64th; here rows "
         "of chatmask are without that, but for the one that says that every turn is compared.",

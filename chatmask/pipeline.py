@@ -576,7 +576,7 @@ def _run(
 def _shared_out(
     pool: ProcessPoolExecutor, helpers: int, chunks: Sequence[Chunk], work: Callable[..., Any], own: _Setup
 ) -> Iterator[Any]:
-    """As `_run`. Each helper has one chunk in hand from the start and one waiting once it works; the others are done here meanwhile."""
+    """As `_run`. Each helper has one chunk in hand from the start, and one waiting once it works; the others are done here."""
     left = deque(enumerate(chunks))
     given: dict[Future[Any], int] = {}
     done: dict[int, Any] = {}
@@ -587,7 +587,9 @@ def _shared_out(
             place, chunk = left.popleft()
             given[pool.submit(work, chunk)] = place
 
+    first = [left.popleft()]  # done here, so that something is told early
     give(helpers)
+    left.extendleft(first)
     working = 0  # helpers that have finished something, so that more may wait for them
     while shown < len(chunks):
         if left:
