@@ -61,7 +61,7 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class Filled:
+class EncodedShape:
     """What a `Filling` gave, text by text.
 
     Attributes:
@@ -222,17 +222,17 @@ class Encoder:
             found[i] = encoded
         return [encoded or self._long(request) for encoded, request in zip(found, requests, strict=True)]
 
-    def encode_filled(self, groups: Sequence[Filling]) -> list[Filled]:
+    def encode_filled(self, groups: Sequence[Filling]) -> list[EncodedShape]:
         """Encode texts of known shapes by the fast tokenizer, shape by shape.
 
         Args:
             groups: texts with the same control tokens and borders.
 
         Returns:
-            For each group its texts' ids, and where the borders are; see `Filled`.
+            For each group its texts' ids, and where the borders are; see `EncodedShape`.
         """
         ids, offsets, places, cuts = self._flat([text for group in groups for text in group.texts])
-        found: list[Filled] = []
+        found: list[EncodedShape] = []
         first = 0
         for group in groups:
             count, controls = len(group.texts), np.array(group.controls, np.int32)
@@ -249,7 +249,7 @@ class Encoder:
                     certain &= self._follows(between, ids, tokens[:, n], certain)
                     tokens[:, n] += self._learned[between][0] if between in self._learned else 0
             pieces = [ids[a:b] for a, b in pairwise(offsets[first : first + count + 1].tolist())]
-            found.append(Filled(pieces, certain.tolist(), tokens - starts[:, None]))
+            found.append(EncodedShape(pieces, certain.tolist(), tokens - starts[:, None]))
             first += count
         return found
 

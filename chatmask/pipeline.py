@@ -46,10 +46,9 @@ MIN_CHUNK, MAX_CHUNK, MANY_CHUNKS = 4 << 20, 32 << 20, 64  # bytes, bytes, shard
 SHOWN_REJECTS = 10
 # `parity: sample` compares prompts on lines 1 to 16 of each file and every 64th: at 12 turns on the first 4, at 3 on the others
 ORACLE_FIRST, ORACLE_EVERY, ORACLE_WHOLE, ORACLE_TURNS = 16, 64, 4, 3
-REFERENCE_EVERY = (
-    500  # lines of which one has its text, and the ids of its beginning, compared with what the plain ways to them give
-)
-REFERENCE_CHARACTERS = 1 << 15  # of that beginning: the plain way takes a hundred times as long, and a record may be very long
+# one line in so many has its text, and the ids of its beginning (so many characters, since the plain way takes a hundred times as long
+# and a record may be very long), compared with what the plain ways to them give
+REFERENCE_EVERY, REFERENCE_CHARACTERS = 500, 1 << 15
 BATCH_CHARACTERS, BATCH_RECORDS = 4 << 20, 1024  # of what is encoded in one go
 GROUP_BYTES, GROUP_RECORDS = 1 << 20, 64  # of what goes through the steps before that together
 COLLECT_EVERY = 200_000  # objects made; a batch of records holds several times as many
@@ -577,7 +576,8 @@ def _shared_out(
     pool: ProcessPoolExecutor, helpers: int, chunks: Sequence[Chunk], work: Callable[..., Any], own: _Setup
 ) -> Iterator[Any]:
     """As `_run`. Each helper has one chunk in hand from the start, and one waiting once it works; the others are done here."""
-    left = deque(enumerate(chunks))
+    first, *rest = enumerate(chunks)
+    left = deque(rest)
     given: dict[Future[Any], int] = {}
     done: dict[int, Any] = {}
     shown = 0
@@ -587,9 +587,8 @@ def _shared_out(
             place, chunk = left.popleft()
             given[pool.submit(work, chunk)] = place
 
-    first = [left.popleft()]  # done here, so that something is told early
     give(helpers)
-    left.extendleft(first)
+    left.appendleft(first)  # done here, so that something is told early
     working = 0  # helpers that have finished something, so that more may wait for them
     while shown < len(chunks):
         if left:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .conversation import Conversation
 from .encoding import Request
 from .errors import InputError, OptionError, RejectedRow, RejectReason, SpecError, TemplateError
 from .example import Example, Span, by_turn
-from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, load_parser
+from .parsers.parser import ALL_CHECKS, NO_CHECKS, Checks, Choice, Layout, Parser, choose
 from .parsers.parser import Sample as Rendered
 from .parsers.prefixes import Cut, Unsound, cuts_of, run_of
 from .parsers.shapes import Filled
@@ -32,6 +33,7 @@ from .trajectories import (
     Sample,
     Shared,
     Step,
+    as_it_is,
     balance_class,
     balance_rank,
     cut,
@@ -69,14 +71,12 @@ def parser_for(
     Raises:
         SpecError, TokenizerError: as `load_parser`.
     """
-    parser = load_parser(spec, tokenizer, demo, overrides)
+    resolved, loaded = choose(spec, tokenizer, demo, overrides)
     given = override_pairs(overrides, "--set", "--set thinking.strip=true")
-    if policy.dict_arguments == "given" or "tool_arguments" in given or parser.spec.tool_arguments == "json":
-        return parser
-    try:
-        return Parser(load_spec(parser.spec, {"tool_arguments": "json"}), parser.loaded)
-    except SpecError:
-        return parser
+    if policy.dict_arguments == "ascii_json" and "tool_arguments" not in given:
+        with suppress(SpecError):
+            return Parser(load_spec(resolved, {"tool_arguments": "json"}), loaded)
+    return Parser(resolved, loaded)
 
 
 def refuse_unknown(policy: Policy, spec: TemplateSpec) -> None:
@@ -142,9 +142,7 @@ def begin(
         return Draft(policy, parser, checks, [], [], Counter({"validation" if policy.part == "train" else "train": 1}))
     filled = parser.shape(conversation) if policy.plain else None
     if filled is not None and checks == NO_CHECKS:
-        # what `expand` makes of a plain chat under a policy that asks for nothing
-        shape, origin = filled.shape, tuple(range(len(conversation.messages)))
-        sample = Sample(conversation, origin, shape.turns, {}, thinking=shape.thinking, pattern=shape.thinking)
+        sample = as_it_is(conversation, filled.shape.turns, filled.shape.thinking)
         return Draft(policy, parser, checks, [sample], [filled])
     shared = _sharing(parser) if policy.split == "exact" else None
     samples, dropped, steps = expand(

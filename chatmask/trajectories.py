@@ -142,7 +142,7 @@ def expand(
     Raises:
         RejectedRow: reasoning that is given twice and differs, a think block that is not closed, `is_error` that is no boolean.
     """
-    if policy.plain and not explained and (sample := _as_it_is(conversation, tags, policy)) is not None:
+    if policy.plain and not explained and (sample := _untouched(conversation, tags, policy)) is not None:
         return [sample], Counter(), []
     steps: list[Step] = []
     whole = conversation
@@ -163,7 +163,13 @@ def expand(
     return samples, dropped, steps
 
 
-def _as_it_is(conversation: Conversation, tags: Tags | None, policy: Policy) -> Sample | None:
+def as_it_is(conversation: Conversation, turns: Collection[int], thinking: Collection[int]) -> Sample:
+    """The one sample of a record of which every turn is trained and nothing is changed; `thinking` are the turns with reasoning."""
+    thinks = frozenset(thinking)
+    return Sample(conversation, tuple(range(len(conversation.messages))), frozenset(turns), {}, thinking=thinks, pattern=thinks)
+
+
+def _untouched(conversation: Conversation, tags: Tags | None, policy: Policy) -> Sample | None:
     """The sample of a record that says nothing about training and has no think blocks in content, under a policy that asks for
     nothing; None for any other."""
     if conversation.part_flags or any(flag is False for flag in conversation.flags):
@@ -177,9 +183,7 @@ def _as_it_is(conversation: Conversation, tags: Tags | None, policy: Policy) -> 
             turns.append(i)
             if thought.reasoning:
                 thinking.append(i)
-    thinks = frozenset(thinking)
-    origin = tuple(range(len(conversation.messages)))
-    return Sample(conversation, origin, frozenset(turns), {}, thinking=thinks, pattern=thinks)
+    return as_it_is(conversation, turns, thinking)
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------------

@@ -105,13 +105,14 @@ def _shows(parser: Parser, sample: Sample, message: int, leads: Leads, short: in
         return True
     ranges = rendering.ranges.get(message, ())
     if len(plain) >= short:
+        blanks = content.index(plain[0])
         for start, stop in ranges:
-            begin = start + leads.get(role, 0) + content.index(plain[0])  # where it stands if it stands as the last one did
+            begin = start + leads.get(role, 0) + blanks  # where it stands if it stands as the last one did
             if begin + len(plain) <= stop and rendering.text.startswith(plain, begin):
                 return True
             found = rendering.text.find(plain, start, stop)
             if found >= 0:
-                leads[role] = found - start - content.index(plain[0])
+                leads[role] = found - start - blanks
                 return True
     tool = role == "tool"
     content = next((text for text in _spellings(content, tool) if text in rendering.text), "")

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..canonical import first_difference
 from ..conversation import MAX_MESSAGES, Conversation, normalise
-from ..encoding import Encoded, Filling, Ids, Request, control_tokens
-from ..encoding import Filled as EncodedShape
+from ..encoding import Encoded, EncodedShape, Filling, Ids, Request, control_tokens
 from ..errors import RejectedRow, RejectReason, SpecError, TemplateError, TokenizerError
 from ..example import Example, ParityBreak, Span
 from ..masking import Emission, mask_tokens
@@ -45,10 +44,8 @@ from .turns import Rendering, Stops, Turn, irregular, keeps_reasoning, locate
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]  # one flag a token
 
-
-ASKED_CHARACTERS = (
-    1 << 18
-)  # of prompts that a sampled row has compared besides its first and last: a long one is not all compared
+# of prompts that a sampled row has compared besides its first and last: a long one is not all compared
+ASKED_CHARACTERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -280,7 +277,7 @@ class Parser:
         # where roles come in another order than question and answer, or the template goes its own ways, `rewriting` may be wrong: ask
         unsure = not spec.specforge and (irregular(sample.prepared.messages) or (not spec.prefix_stable and not self.predicts))
         every = unsure or (spec.rewritten.context != "train" and not (spec.prefix_stable or spec.specforge))
-        asked = _some(sample.turns, checks.turns) if checks.turns else []
+        asked = _some(sample.turns, checks.turns)
         if checks.turns < len(sample.turns):
             asked = _affordable(asked)
         compared = sample.turns if every else asked
@@ -805,10 +802,7 @@ def _filled(filled: Filled, ids: Ids, tokens: Sequence[int], mask: Mask) -> Exam
     """The example of a filled shape; None where no token is trained."""
     shape = filled.shape
     turns = zip(shape.spans, tokens[::2], tokens[1::2], strict=True)
-    if shape.reasons:
-        spans = [Span(i, a, b, i not in shape.reasons, shape.reasons.get(i, "")) for (i, _, _), a, b in turns]
-    else:
-        spans = [Span(i, a, b, True, "") for (i, _, _), a, b in turns]
+    spans = [Span(i, a, b, i not in shape.reasons, shape.reasons.get(i, "")) for (i, _, _), a, b in turns]
     if not any(span.trained and span.end > span.start for span in spans):
         return None
     notes = {**filled.conversation.notes, **shape.notes}
@@ -915,7 +909,7 @@ def load_parser(
         SpecError: the spec cannot be read, or the tokenizer's template does not bear it out.
         TokenizerError: the tokenizer cannot be had.
     """
-    return Parser(*_choose(spec, tokenizer, demo, overrides))
+    return Parser(*choose(spec, tokenizer, demo, overrides))
 
 
 def probe(
@@ -925,13 +919,14 @@ def probe(
     overrides: Mapping[str, str] | Sequence[str] = (),
 ) -> list[Report]:
     """Probe a spec without failing: one report, or two (on, off) for an `auto` spec. Arguments and errors as `load_parser`."""
-    parser = Parser(*_choose(spec, tokenizer, demo, overrides), check=False)
+    parser = Parser(*choose(spec, tokenizer, demo, overrides), check=False)
     return [compile_probe(parser, variant) for variant in parser.variants]
 
 
-def _choose(
+def choose(
     spec: SpecLike, tokenizer: Any, demo: bool, overrides: Mapping[str, str] | Sequence[str]
 ) -> tuple[TemplateSpec, Tokenizer]:
+    """The spec and the tokenizer that a parser is made of. Arguments and errors as `load_parser`."""
     resolved = load_spec(spec, overrides)
     if demo:
         if tokenizer is not None:
