@@ -17,19 +17,18 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Macro
-from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
 from ..templates.codegen import InlineLookups
 from ..templates.environment import Sandbox, TemplateNamespace, environment
-from ..templates.tracing import guarded
+from ..templates.tracing import JOIN, JoiningCalls, call, guarded
 
 # filters and tests that ask a string through its own methods, or not at all
 FILTERS = frozenset({"trim", "string", "default", "d", "list", "items", "length", "count", "join", "first", "last"})
 TESTS = frozenset(
     {"defined", "undefined", "none", "string", "mapping", "iterable", "boolean", "true", "false", "number", "eq", "ne"}
 )
-_IN, _JOIN = "__chatmask_in", "__chatmask_join"
+_IN = "__chatmask_in"
 
 
 class Log:
@@ -186,8 +185,8 @@ setattr(Opaque, "__iter__", _Watched)  # noqa: B010  (mypy takes an assignment f
 # --- the sandbox that watches -----------------------------------------------------------------------------------------------
 
 
-class _Asking(NodeTransformer):
-    """`a in b` and `a ~ b` become calls, so that they can be watched."""
+class _Asking(JoiningCalls):
+    """`a in b` becomes a call, too, so that it can be watched."""
 
     def visit_Compare(self, node: nodes.Compare) -> Any:  # noqa: N802
         """`in` and `not in`; in a chain of comparisons they cannot be told apart, so it is none of theirs."""
@@ -196,21 +195,12 @@ class _Asking(NodeTransformer):
             return node
         if len(node.ops) > 1:
             raise TemplateError("a chain of comparisons with `in`")
-        call = _call(_IN, [node.expr, node.ops[0].expr], node.lineno)
-        return call if node.ops[0].op == "in" else nodes.Not(call, lineno=node.lineno)
-
-    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
-        """`a ~ b`."""
-        self.generic_visit(node)
-        return _call(_JOIN, list(node.nodes), node.lineno)
-
-
-def _call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
-    return nodes.Call(nodes.Name(function, "load", lineno=lineno), arguments, [], None, None, lineno=lineno)
+        asked = call(_IN, [node.expr, node.ops[0].expr], node.lineno)
+        return asked if node.ops[0].op == "in" else nodes.Not(asked, lineno=node.lineno)
 
 
 class _Reporting(InlineLookups):
-    reports = frozenset({_IN, _JOIN})
+    reports = frozenset({_IN, JOIN})
 
 
 class _Watching(Sandbox):
@@ -288,7 +278,7 @@ class Watcher:
         """
         self.env.log = log
         given = {**self.variables, **kwargs, "messages": list(messages), "tools": None, "documents": None}
-        given |= {"add_generation_prompt": False, _IN: self._contains, _JOIN: lambda *parts: composed(parts)}
+        given |= {"add_generation_prompt": False, _IN: self._contains, JOIN: lambda *parts: composed(parts)}
         return "".join(guarded(lambda: list(self.template.root_render_func(self.template.new_context(given)))))
 
     def _watched(self, known: bool, name: str, own: Any) -> Any:

@@ -32,7 +32,7 @@ from ..errors import ChatmaskError, TemplateError
 from .codegen import InlineLookups
 from .environment import environment
 
-_MARK, _END, _JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
+_MARK, _END, JOIN = "__chatmask_mark", "__chatmask_end", "__chatmask_join"
 Mark = tuple[int, int | None, bool]  # scope, message index (None: the scope ends), is it an assignment
 _OWN = -1  # scope of the marks of an input string: (_OWN, message, True) where it begins, (_OWN, message, False) where it ends
 TOOL_SCHEMAS = -2  # owner of strings that belong to no message: tool schemas
@@ -106,7 +106,21 @@ def _join(parts: Iterable[Any]) -> str:
     return MarkedText("".join(pieces), tuple(marks))
 
 
-class _Instrument(NodeTransformer):
+def call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+    """A call of a function of chatmask's own in a syntax tree."""
+    return nodes.Call(nodes.Name(function, "load", lineno=lineno), arguments, [], None, None, lineno=lineno)
+
+
+class JoiningCalls(NodeTransformer):
+    """`a ~ b` becomes a call of `JOIN`, so that strings of other classes than `str` are not lost in it."""
+
+    def visit_Concat(self, node: nodes.Concat) -> Any:
+        """`a ~ b`."""
+        self.generic_visit(node)
+        return call(JOIN, list(node.nodes), node.lineno)
+
+
+class _Instrument(JoiningCalls):
     """Adds the reports to a syntax tree. Each loop and macro is a scope; entering it again ends what it had opened."""
 
     def __init__(self) -> None:
@@ -114,8 +128,7 @@ class _Instrument(NodeTransformer):
         self.inside: list[int] = []
 
     def _report(self, function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Output:
-        call = nodes.Call(nodes.Name(function, "load", lineno=lineno), arguments, [], None, None, lineno=lineno)
-        return nodes.Output([call], lineno=lineno)
+        return nodes.Output([call(function, arguments, lineno)], lineno=lineno)
 
     def _scoped(self, node: Any, names: list[str]) -> int:
         self.scopes += 1
@@ -147,11 +160,6 @@ class _Instrument(NodeTransformer):
             value = nodes.Name(node.target.name, "load", lineno=node.lineno)
             return [node, self._report(_MARK, [nodes.Const(scope), nodes.Const(True), value], node.lineno)]
         return node
-
-    def visit_Concat(self, node: nodes.Concat) -> Any:
-        """`a ~ b` must not lose marks, so it goes through `_join`."""
-        self.generic_visit(node)
-        return nodes.Call(nodes.Name(_JOIN, "load", lineno=node.lineno), list(node.nodes), [], None, None, lineno=node.lineno)
 
 
 @dataclass(frozen=True)
@@ -333,7 +341,7 @@ class ChatTemplate:
             return _mark(scope, None, False) if scope in opened else ""
 
         given = self._given(messages, tools, False, kwargs)
-        given.update({_MARK: mark, _END: end, _JOIN: lambda *parts: _join(parts)})
+        given.update({_MARK: mark, _END: end, JOIN: lambda *parts: _join(parts)})
         self._tagging, self._json = tagged, {}
         pieces = self._pieces(given)
         self._tagging = False
@@ -428,7 +436,7 @@ def _owner_of(value: Any) -> int | None:
 
 
 class _Reporting(InlineLookups):
-    reports = frozenset({_MARK, _END, _JOIN})
+    reports = frozenset({_MARK, _END, JOIN})
 
 
 @lru_cache(maxsize=1 << 16)
